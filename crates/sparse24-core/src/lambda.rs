@@ -11,8 +11,10 @@ pub const FEASIBLE: RangeInclusive<f64> = 0.60..=0.95;
 /// The feasible candidate whose mu is nearest to this is recommended.
 pub const TARGET: f64 = 0.775;
 
-/// The default candidates for lambda.
-pub const GRID: [f64; 8] = [6e-7, 2e-6, 6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3];
+/// The default candidates for lambda: from the scale of the paper, whose steps have half a million
+/// tokens, to that of steps of a few hundred, whose gradients are noisier.
+pub const GRID: [f64; 15] =
+    [6e-7, 2e-6, 6e-6, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3, 6e-3, 2e-2, 6e-2, 2e-1, 6e-1, 2.0, 6.0];
 
 /// The verdict on a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -34,6 +34,7 @@ mod threads;
 pub mod threshold;
 
 pub use error::Error;
+pub use ndarray;
 pub use simd::Simd;
 pub use threads::{on_threads, threads};
 

@@ -32,7 +32,7 @@ use crate::runs::{
 /// Options of a search; those that are absent have defaults.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SearchOptions {
-    /// Values of lambda; by default the scale of the paper.
+    /// Values of lambda; by default [`GRID`] or, for decay on weights, shares of 1/lr.
     pub candidates: Option<Vec<f32>>,
     /// The step after which each run ends; by default the end of the warm-up.
     pub until: Option<u32>,
@@ -94,9 +94,7 @@ impl Plan {
                 ON_WEIGHTS.map(|share| round(share / base.optimizer.learning_rate)).to_vec()
             }
         };
-        let warmup = base.optimizer.warmup_steps;
-        let start = if warmup > 0 { warmup } else { base.steps / 20 };
-        let until = options.until.unwrap_or(start.clamp(1, base.steps));
+        let until = options.until.unwrap_or_else(|| base.warmup_end());
         let window = options.window.unwrap_or([until / 2 + 1, until]);
         let seeds = options.seeds.unwrap_or_else(|| vec![base.seed]);
         let mut plan = Self { candidates, until, window, seeds, base, data: None };
@@ -163,7 +161,7 @@ impl Plan {
 
     /// The runs; the reference of a seed is first, so each candidate can be judged once it is done.
     fn members(&self) -> Vec<Member> {
-        let dense = MethodConfig { name: DENSE.to_owned(), ..preset_method() };
+        let dense = dense();
         let of_seed = |&seed: &u64| {
             let config = Config { seed, ..self.base.clone() };
             let reference = Member {
@@ -202,9 +200,10 @@ impl Plan {
     }
 }
 
-/// The base of `dense`: no decay, no mask, no choice of an arm.
-fn preset_method() -> MethodConfig {
-    sparse24_run::config::preset::PRESETS[0].config().method
+/// No decay, no mask, no choice of an arm.
+fn dense() -> MethodConfig {
+    let config = Config::default().with_settings(&["method.name=dense".to_owned()]);
+    config.expect("a method").method
 }
 
 fn arm(lambda: f32) -> String {

@@ -16,6 +16,7 @@ use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
     model::{ActivationCheckpointing, Sparsify, gpt2},
+    schedule::Decay,
 };
 
 mod check;
@@ -26,7 +27,7 @@ pub mod renamed;
 mod unknown;
 
 pub(crate) use check::{MOST, MOST_LAYERS};
-pub use document::{dotted, read_table, table_of};
+pub use document::{dotted, meant, read_table, table_of};
 pub use method::MethodConfig;
 pub use unknown::unknown;
 
@@ -106,18 +107,24 @@ pub enum ModelKind {
     Gpt2,
 }
 
-/// AdamW and the learning rate: linear warm-up, then a cosine.
+/// AdamW and the learning rate: linear warm-up, then decay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// Learning rate at the end of the cosine.
+    /// Learning rate at the end of the decay.
     pub min_learning_rate: f32,
+    /// The way from one to the other, after the warm-up.
+    #[serde(default)]
+    pub schedule: Decay,
     /// Steps of linear warm-up.
     pub warmup_steps: u32,
-    /// Step at which the cosine ends; 0 is the last step.
+    /// Step at which the decay ends; 0 is the last step.
     pub decay_steps: u32,
+    /// Steps of decay of `wsd`; 0 is a tenth of those before the decay ends.
+    #[serde(default)]
+    pub cooldown_steps: u32,
     /// Decay rate of the mean of gradients, in [0, 1).
     pub beta1: f32,
     /// Decay rate of the mean of squared gradients, in [0, 1).
@@ -235,7 +242,9 @@ pub(crate) const NEUTRAL: [&str; 15] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-const UNSET: [(&str, &str); 8] = [
+const UNSET: [(&str, &str); 10] = [
+    ("optimizer.schedule", "\"cosine\""),
+    ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),
     ("method.decay", "\"\""),
@@ -245,6 +254,15 @@ const UNSET: [(&str, &str); 8] = [
     ("method.phases", "[]"),
     ("method.d_ff_ratio", "\"1/2\""),
 ];
+
+/// Whether one of the settings has this key.
+fn sets(settings: &[String], key: &str) -> bool {
+    settings.iter().filter_map(|setting| setting.split_once('=')).any(|(set, _)| set.trim() == key)
+}
+
+fn has(document: &Table, section: &str, key: &str) -> bool {
+    document.get(section).and_then(Value::as_table).is_some_and(|table| table.contains_key(key))
+}
 
 impl BackendConfig {
     /// The arguments for opening the backend.
@@ -256,10 +274,18 @@ impl BackendConfig {
     }
 }
 
+/// The preset [`preset::DEFAULT`].
+impl Default for Config {
+    fn default() -> Self {
+        preset::find(preset::DEFAULT).expect("the default is a preset")
+    }
+}
+
 impl Config {
     /// Resolves a configuration: a preset, overlaid with a TOML document and then with `key=value`
     /// settings. Without `preset`, it is the one that the document names, or [`preset::DEFAULT`].
-    /// The tokenizer is that of prepared data, unless the document or a setting names one.
+    /// The tokenizer is that of prepared data, unless the document or a setting names one. Another
+    /// method than that of the layer below comes with its own lambda, unless one is set.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown preset or key (with the known ones), a value of the wrong
@@ -276,22 +302,17 @@ impl Config {
             }
             (_, other) => other,
         };
-        let is_tokenizer = |setting: &String| {
-            setting.split_once('=').is_some_and(|(key, _)| key.trim() == "data.tokenizer")
-        };
-        let mut names_tokenizer = settings.iter().any(is_tokenizer);
-        let table = match document {
-            None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
+        let mut names_tokenizer = sets(settings, "data.tokenizer");
+        let below = match document {
+            None => preset::find(preset.unwrap_or(preset::DEFAULT))?,
             Some(path) => read_table(path, DOCUMENT)
                 .and_then(|document| {
-                    let data = document.get("data").and_then(Value::as_table);
-                    names_tokenizer |= data.is_some_and(|data| data.contains_key("tokenizer"));
+                    names_tokenizer |= has(&document, "data", "tokenizer");
                     on_preset(preset, document)
                 })
                 .map_err(in_document)?,
         };
-        let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
-        let mut config = from_table(table)?;
+        let mut config = below.under(Table::new(), settings)?;
         if let Some(kind) =
             data::tokenizer_of(Path::new(&config.data.path)).filter(|_| !names_tokenizer)
         {
@@ -332,10 +353,7 @@ impl Config {
 
     /// Resolves a parsed document and settings, like [`Config::resolve`].
     pub fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
-        settings
-            .iter()
-            .try_fold(on_preset(None, document)?, |table, setting| apply(table, setting))
-            .and_then(Self::checked)
+        on_preset(None, document)?.with_settings(settings)
     }
 
     /// This configuration with other settings, each `key=value`.
@@ -343,15 +361,29 @@ impl Config {
     /// # Errors
     /// Like [`Config::resolve`].
     pub fn with_settings(&self, settings: &[String]) -> Result<Self, Error> {
-        let apply = |table, setting: &String| apply(table, setting);
-        settings.iter().try_fold(table_of(self), apply).and_then(Self::checked)
+        let config = self.under(Table::new(), settings)?;
+        config.check().map(|()| config)
     }
 
     /// This configuration, overlaid with a document.
     pub fn with(&self, document: Table) -> Result<Self, Error> {
+        let config = self.under(document, &[])?;
+        config.check().map(|()| config)
+    }
+
+    /// A layer over this configuration, unchecked: a document and settings. Another method brings
+    /// its own lambda, unless the layer sets one or this one's is not its method's own.
+    fn under(&self, document: Table, settings: &[String]) -> Result<Self, Error> {
+        let sets_lambda = has(&document, "method", "lambda") || sets(settings, "method.lambda");
         let mut table = table_of(self);
         overlay(&mut table, document, "")?;
-        Self::checked(table)
+        let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
+        let mut above: Self = from_table(table)?;
+        let is_other = above.method.name != self.method.name;
+        if is_other && !sets_lambda && preset::own_lambda(self) == Some(self.method.lambda) {
+            above.method.lambda = preset::own_lambda(&above).unwrap_or(self.method.lambda);
+        }
+        Ok(above)
     }
 
     fn checked(table: Table) -> Result<Self, Error> {
@@ -360,12 +392,15 @@ impl Config {
         Ok(config)
     }
 
-    /// The settings that differ from those of the preset, each as `--set` takes it.
+    /// The settings that make this configuration of its preset, each as `--set` takes it.
     #[must_use]
     pub fn overrides(&self) -> Vec<String> {
         let preset = preset::named(&self.preset).map(|preset| dotted(table_of(&preset)));
         let (preset, settings) = (preset.unwrap_or_default(), dotted(table_of(self)));
-        let differing = settings.iter().filter(|(key, value)| preset.get(*key) != Some(value));
+        let has_own = preset::own_lambda(self) == Some(self.method.lambda);
+        let differing = settings.iter().filter(|(key, value)| {
+            preset.get(*key) != Some(value) && !(has_own && *key == "method.lambda")
+        });
         differing.map(|(key, value)| format!("{key}={value}")).collect()
     }
 
@@ -390,6 +425,7 @@ mod tests {
         let settings = [
             "data.path=\"a b\"",
             "data.validation_share=0.25",
+            "method.name=\"sr-ste\"",
             "model.bias=true",
             "optimizer.learning_rate=0.0003",
             "seed=9",

@@ -172,7 +172,7 @@ pub enum Error {
     /// A tensor to be saved is not finite; nothing was written.
     #[error(
         "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; \
-            earlier checkpoints stay"
+            earlier checkpoints, if there are any, stay"
     )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.

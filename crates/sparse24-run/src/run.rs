@@ -36,6 +36,7 @@ mod saving;
 mod snapshot;
 mod start;
 mod training;
+mod weak_decay;
 
 #[cfg(test)]
 mod tests;

@@ -183,7 +183,7 @@ impl Method {
     /// A row of [`PRESETS`]; `lambda` is its decay factor, where it has one.
     #[must_use]
     pub fn preset(name: &str, lambda: f32) -> Option<Self> {
-        PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.build)(lambda))
+        PRESETS.iter().find(|preset| preset.name == name).map(|preset| preset.method(lambda))
     }
 
     /// Last optimizer step of a phase: decided, or else the latest possible; the last phase ends
@@ -218,23 +218,20 @@ impl Method {
         let is_taken = |&phase: &usize| {
             self.phases[phase].kind() == PhaseKind::Sparse && self.has_steps(phase, steps, ends)
         };
-        (0..self.phases.len())
-            .filter(is_taken)
-            .map(|phase| self.last_step(phase, steps, ends))
-            .collect()
+        let taken = (0..self.phases.len()).filter(is_taken);
+        taken.map(|phase| self.last_step(phase, steps, ends)).collect()
     }
 
     /// Pruned operands to keep per sparsifiable weight.
     #[must_use]
     pub fn pruned_operands(&self) -> PrunedOperands {
         let has = |wanted: fn(&Phase) -> bool| self.phases.iter().any(wanted);
-        match (
-            has(|phase| phase.mask().is_some()),
-            has(|phase| phase.dgrad == DgradOperand::Permuted),
-        ) {
-            (false, _) => PrunedOperands::None,
-            (true, false) => PrunedOperands::One,
-            (true, true) => PrunedOperands::Two,
+        if has(|phase| phase.dgrad == DgradOperand::Permuted && phase.mask().is_some()) {
+            PrunedOperands::Two
+        } else if has(|phase| phase.mask().is_some()) {
+            PrunedOperands::One
+        } else {
+            PrunedOperands::None
         }
     }
 

@@ -1,9 +1,8 @@
-//! The learning rate of a step: linear warm-up, then cosine decay (Loshchilov and Hutter, "SGDR",
-//! ICLR 2017).
+//! The learning rate of a step: linear warm-up, then decay.
 
 use core::f64::consts::PI;
 
-/// Warm-up and cosine.
+/// Warm-up and decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// The rate at the end of the warm-up.
@@ -14,37 +13,47 @@ pub struct Schedule {
     pub warmup_steps: u32,
     /// The step at which the floor is reached.
     pub decay_steps: u32,
+    /// The way from peak to floor.
+    pub decay: Decay,
+    /// Steps of decay at the end of [`Decay::Wsd`], c; at least 1.
+    pub cooldown_steps: u32,
+}
+
+/// The factor f of peak - floor, with n = t - 1 - warmup and N = `decay_steps` - warmup.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Decay {
+    /// f = (1 + cos(pi n / N)) / 2 (Loshchilov and Hutter, "SGDR", ICLR 2017).
+    #[default]
+    Cosine,
+    /// f = 1 - n / N.
+    Linear,
+    /// Warm-up, stable, decay (Hu et al., "MiniCPM", arXiv 2404.06395), with the linear cooldown of
+    /// Haegele et al., arXiv 2405.18392: f = min(1, (N - n) / c).
+    Wsd,
 }
 
 impl Schedule {
     /// The rate of optimizer step t = 1, 2, ...: `peak * t / (warmup+1)` up to the warm-up's end,
-    /// then `floor + (peak - floor) * (1 + cos(pi * (t - 1 - warmup) / (decay - warmup))) / 2`,
-    /// computed in f64.
+    /// then `floor + (peak - floor) * f` with the factor of [`Decay`], computed in f64.
     #[must_use]
     pub fn learning_rate(&self, step: u32) -> f32 {
-        let (done, warmup, decay) =
+        let (done, warmup, end) =
             (f64::from(step) - 1.0, f64::from(self.warmup_steps), f64::from(self.decay_steps));
         let (peak, floor) = (f64::from(self.peak), f64::from(self.floor));
         if done < warmup {
             return (peak * (done + 1.0) / (warmup + 1.0)) as f32;
         }
-        if done > decay {
+        if done > end {
             return self.floor;
         }
-        let progress = if decay > warmup { (done - warmup) / (decay - warmup) } else { 0.0 };
-        (floor + (peak - floor) * 0.5 * (1.0 + libm::cos(PI * progress))) as f32
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Schedule;
-
-    #[test]
-    fn rises_linearly_and_falls_to_the_floor() {
-        let schedule = Schedule { peak: 1.0, floor: 0.1, warmup_steps: 4, decay_steps: 24 };
-        let rates: Vec<f32> =
-            [1, 4, 5, 15, 25, 26, 1000].iter().map(|&t| schedule.learning_rate(t)).collect();
-        assert_eq!(rates, [0.2, 0.8, 1.0, 0.55, 0.1, 0.1, 0.1]);
+        let progress = if end > warmup { (done - warmup) / (end - warmup) } else { 0.0 };
+        let factor = match self.decay {
+            Decay::Cosine => 0.5 * (1.0 + libm::cos(PI * progress)),
+            Decay::Linear => 1.0 - progress,
+            Decay::Wsd => ((end - done) / f64::from(self.cooldown_steps)).min(1.0),
+        };
+        (floor + (peak - floor) * factor) as f32
     }
 }

@@ -1,8 +1,13 @@
 //! How a command fails: one sentence on standard error and a documented exit code.
 
-use std::process::ExitCode;
+use std::{
+    error::Error as _,
+    num::{ParseFloatError, ParseIntError},
+    process::ExitCode,
+};
 
-use sparse24_run::{Error, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
+use sparse24_run::{Error, ErrorKind, config};
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +85,29 @@ impl From<sparse24_train::Error> for Failure {
 }
 
 impl From<clap::Error> for Failure {
-    /// Joins clap's paragraphs up to the usage into one sentence.
+    /// Joins clap's paragraphs up to the usage into one sentence, with our words for numbers and
+    /// for options of other programs.
     fn from(error: clap::Error) -> Self {
-        let text = error.to_string();
+        if let (Wrong::UnknownArgument, Some(ContextValue::String(found))) =
+            (error.kind(), error.get(ContextKind::InvalidArg))
+        {
+            let meant = match found.trim_start_matches('-') {
+                "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
+                name => config::meant(name).map(|key| format!("the setting `--set {key}=VALUE`")),
+            };
+            if let Some(meant) = meant {
+                return Self::new(Exit::Usage, format!("{found} is not an option; it is {meant}"));
+            }
+        }
+        let mut text = error.to_string();
+        if let Some(source) = error.source() {
+            if source.is::<ParseIntError>() {
+                text =
+                    text.replace(&source.to_string(), "expected a whole number of 0 to 2^64 - 1");
+            } else if source.is::<ParseFloatError>() {
+                text = text.replace(&source.to_string(), "expected a number");
+            }
+        }
         let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
         let mut sentence = String::new();
         for line in text.lines().map(str::trim).take_while(|line| !is_end(line)) {

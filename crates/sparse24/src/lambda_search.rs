@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     configure: Configure,
-    /// Values of lambda [default: the scale of the paper]
+    /// Values of lambda [default: two per decade from 6e-7 to 6; on weights, up to 1/lr]
     #[arg(long, value_name = "A,B,..", value_delimiter = ',', allow_negative_numbers = true)]
     candidates: Option<Vec<f32>>,
     /// Step after which each run ends [default: the end of the warm-up]

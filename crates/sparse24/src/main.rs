@@ -4,9 +4,11 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, error::ErrorKind};
+use sparse24_run::run::Provenance;
 
 mod bench;
 mod choice;
+mod completions;
 mod config;
 mod configure;
 mod doctor;
@@ -16,6 +18,7 @@ mod export;
 mod failure;
 mod import;
 mod lambda_search;
+mod man;
 mod output;
 mod prepare;
 mod presets;
@@ -37,10 +40,15 @@ use failure::Failure;
 
 /// Pre-train transformers with 2:4 sparsity.
 #[derive(Parser)]
-#[command(name = "sparse24", version, propagate_version = true)]
+#[command(name = "sparse24", version = version(), propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// Version and commit.
+fn version() -> &'static str {
+    Provenance::build().leak().trim_start_matches("version ")
 }
 
 macro_rules! commands {
@@ -76,6 +84,8 @@ commands! {
     Estimate estimate;
     Doctor doctor;
     Bench bench;
+    Completions completions;
+    Man man;
 }
 
 fn main() -> ExitCode {

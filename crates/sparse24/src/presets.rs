@@ -2,9 +2,12 @@
 
 use serde::Serialize;
 use sparse24_run::config::{Config, preset::PRESETS};
-use sparse24_train::method::{
-    self,
-    words::{Choice, DecayPlace},
+use sparse24_train::{
+    method::{
+        self,
+        words::{Choice, DecayPlace},
+    },
+    optim::MaskedDecay,
 };
 
 use crate::{
@@ -40,6 +43,8 @@ struct MethodRow {
     wgrad: &'static str,
     refresh: String,
     decay: &'static str,
+    /// The factor of masked decay where neither the user nor the preset has one.
+    lambda: Option<f32>,
     /// d_ff as a share of the configured one.
     width: String,
     phases: Vec<String>,
@@ -48,7 +53,7 @@ struct MethodRow {
 
 impl MethodRow {
     fn of(preset: &method::Preset) -> Self {
-        let method = (preset.build)(0.0);
+        let method = preset.method(preset.lambda);
         let sparse = method.sparse_phase();
         Self {
             name: preset.name,
@@ -57,6 +62,7 @@ impl MethodRow {
             wgrad: sparse.wgrad.word(),
             refresh: method.refresh_words(),
             decay: DecayPlace::of_decay(method.decay).word(),
+            lambda: (method.decay != MaskedDecay::None).then_some(preset.lambda),
             width: method.width.to_string(),
             phases: method.phase_words(),
             source: preset.source,
@@ -69,8 +75,24 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
     if args.json {
         return print_json(&rows);
     }
-    say!("method       forward         dgrad       wgrad  refresh         decay         phases");
-    for MethodRow { name, forward, dgrad, wgrad, refresh, decay, width, phases, source } in rows {
+    say!(
+        "method       forward         dgrad       wgrad  refresh         decay         lambda  \
+         phases"
+    );
+    for row in rows {
+        let MethodRow {
+            name,
+            forward,
+            dgrad,
+            wgrad,
+            refresh,
+            decay,
+            lambda,
+            width,
+            phases,
+            source,
+        } = row;
+        let lambda = lambda.map_or_else(|| "-".to_owned(), |lambda| format!("{lambda:e}"));
         let refresh = if refresh.is_empty() { "-" } else { &refresh };
         let narrowed = if width == "1" {
             String::new()
@@ -79,12 +101,13 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
         };
         say!(
             "{name:<12} {forward:<15} {dgrad:<11} {wgrad:<6} {refresh:<15} {decay:<13} \
-             {}{narrowed}",
+             {lambda:<7} {}{narrowed}",
             phases.join(" ")
         );
         say!("{:<12} {source}\n", "");
     }
     say!("To train with a method: `sparse24 train --method NAME`.");
+    say!("A preset has its own lambda for its own method, which is fst; --lambda sets another.");
     say!(
         "Each choice can also be set separately, e.g. --set method.decay=on-weights; forward, \
          dgrad, wgrad and decay apply to phases that are not dense."

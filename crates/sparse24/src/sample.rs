@@ -1,12 +1,13 @@
 //! `sparse24 sample`: generates text with a model.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
+use serde_json::json;
 use sparse24_run::run::{Model, Sampler};
 
 use crate::{
     failure::{Exit, Failure},
-    output,
+    output::{self, say},
     train::on_threads,
 };
 
@@ -18,6 +19,12 @@ pub(crate) struct Args {
     /// Text to continue [default: a new line, or token 0 if the tokenizer has none]
     #[arg(long)]
     prompt: Option<String>,
+    /// File with the text to continue
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompt_file: Option<PathBuf>,
+    /// Number of texts; each has the seed after that of the one before
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    num_samples: u32,
     /// Number of tokens to generate
     #[arg(long, default_value_t = 256, allow_negative_numbers = true)]
     tokens: usize,
@@ -30,6 +37,9 @@ pub(crate) struct Args {
     /// Seed for the random draws
     #[arg(long, default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
+    /// Print one JSON object per text
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -50,8 +60,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Input, problem));
     };
     let config = model.config.clone();
+    let given = match &args.prompt_file {
+        None => args.prompt.clone(),
+        Some(path) => Some(fs::read_to_string(path).map_err(|error| {
+            Failure::new(Exit::Input, format!("--prompt-file {}: {error}", path.display()))
+        })?),
+    };
     on_threads(&config, || {
-        let mut tokens = match &args.prompt {
+        let prompt = match &given {
             None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
             Some(prompt) => match tokenizer.encode(prompt) {
                 Ok(tokens) if tokens.is_empty() => {
@@ -62,18 +78,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             },
         };
         let mut trainer = model.into_trainer()?;
-        let sampler = Sampler { temperature, top_k, seed };
-        let mut output = CharacterStream::default();
-        output.write(&tokenizer.decode(&tokens)?)?;
-        for _ in 0..args.tokens {
-            // The model's vocabulary may be padded beyond the tokenizer's.
-            let logits = trainer.next_logits(&tokens)?;
-            let next =
-                sampler.draw(&logits[..tokenizer.vocabulary() as usize], tokens.len() as u32);
-            tokens.push(next);
-            output.write(&tokenizer.decode(&[next])?)?;
+        for number in 0..u64::from(args.num_samples) {
+            let sampler = Sampler { temperature, top_k, seed: seed.wrapping_add(number) };
+            let mut tokens = prompt.clone();
+            let mut next = || -> Result<u32, Failure> {
+                // The model's vocabulary may be padded beyond the tokenizer's.
+                let logits = trainer.next_logits(&tokens)?;
+                let logits = &logits[..tokenizer.vocabulary() as usize];
+                tokens.push(sampler.draw(logits, tokens.len() as u32));
+                Ok(tokens[tokens.len() - 1])
+            };
+            if args.json {
+                let drawn = (0..args.tokens).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
+                let text = |tokens: &[u32]| -> Result<String, Failure> {
+                    Ok(String::from_utf8_lossy(&tokenizer.decode(tokens)?).into_owned())
+                };
+                let (prompt, text) = (text(&prompt)?, text(&drawn)?);
+                let (seed, tokens) = (sampler.seed, drawn.len());
+                say!("{}", json!({"seed": seed, "prompt": prompt, "text": text, "tokens": tokens}));
+                continue;
+            }
+            if number > 0 {
+                say!("---------------");
+            }
+            let mut output = CharacterStream::default();
+            output.write(&tokenizer.decode(&prompt)?)?;
+            for _ in 0..args.tokens {
+                output.write(&tokenizer.decode(&[next()?])?)?;
+            }
+            output.finish()?;
         }
-        output.finish()
+        Ok(())
     })
 }
 

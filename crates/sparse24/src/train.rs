@@ -135,6 +135,10 @@ fn choose_lambda(
         return refuse("--lambda-search: requires --lambda auto".to_owned());
     }
     let Some(asked) = asked else { return Ok(None) };
+    if config.lambda().is_none() {
+        let name = &config.method.name;
+        return refuse(format!("--lambda: the method {name} has no masked decay"));
+    }
     if asked != "auto" {
         let Ok(value) = asked.parse() else {
             return refuse(format!("--lambda: expected auto or a number, found {asked:?}"));
@@ -213,8 +217,9 @@ fn note_start(run: &Run, config: &Config) {
     let trainer = run.trainer();
     let parameters: usize = trainer.parameters().iter().map(|p| p.weight.elements()).sum();
     let (recipe, device) = (trainer.recipe(), trainer.backend().device());
+    let lambda = config.lambda().map_or_else(String::new, |lambda| format!(" (lambda {lambda:e})"));
     note(format_args!(
-        "{parameters} parameters, {} tokens a step, {} of {} on {}: {}",
+        "{parameters} parameters, {} tokens a step, {} of {}{lambda} on {}: {}",
         recipe.tokens_per_step(),
         counted(config.steps as usize, "step"),
         config.method.name,
@@ -231,12 +236,7 @@ fn note_start(run: &Run, config: &Config) {
         overrides.insert_str(0, " with ");
     }
     note(format_args!("{}; preset {}{overrides}", Provenance::build(), config.preset));
-    if let Some(remark) = config.remark() {
-        note(remark);
-    }
-    for notice in run.notices() {
-        note(notice);
-    }
+    config.remarks().iter().chain(run.notices()).for_each(note);
 }
 
 struct Watcher {

@@ -13,7 +13,7 @@ use sparse24_train::{
     nn::{BatchShape, Bias},
     objective::{Batch, DataError, Objective},
     optim::AdamW,
-    schedule::Schedule,
+    schedule::{Decay, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
 
@@ -41,7 +41,7 @@ fn models() -> [ModelSpec; 2] {
 fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
     Recipe {
         model: model.clone(),
-        method: (preset.build)(LAMBDA),
+        method: preset.method(LAMBDA),
         steps: 12,
         batch: BatchShape { size: 4, sequence_length: 8 },
         checkpointing: ActivationCheckpointing::None,
@@ -49,7 +49,14 @@ fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
         dropout: 0.125,
         optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0 },
         weight_decay: 0.1,
-        schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup_steps: 0, decay_steps: 12 },
+        schedule: Schedule {
+            peak: 1e-3,
+            floor: 1e-4,
+            warmup_steps: 0,
+            decay_steps: 12,
+            decay: Decay::Cosine,
+            cooldown_steps: 4,
+        },
         seed: 3,
     }
 }
@@ -122,7 +129,7 @@ pub(super) fn check(open: Open<'_>) {
         let loss = outcomes[0].loss;
         // Initial weights are small, so the first loss is near that of the uniform distribution.
         assert!((loss - (VOCABULARY as f64).ln()).abs() <= 0.1, "{name}: a first loss of {loss}");
-        let kind = (preset.build)(LAMBDA).phases[0].mask();
+        let kind = preset.method(LAMBDA).phases[0].mask();
         for (before, after) in before.iter().zip(after) {
             let name = format!("{name}: {}", before.name);
             let [rows, columns] = before.shape;

@@ -51,7 +51,7 @@ fn accepted(config: &Config) -> bool {
         let backend = config.backend_entry().unwrap();
         assert!(estimate(&recipe, backend).is_ok_and(|cost| cost.device_bytes() > 0));
     }
-    let _ = (config.check_corpus(), config.remark());
+    let _ = (config.check_corpus(), config.remarks());
     true
 }
 

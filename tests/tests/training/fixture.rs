@@ -15,7 +15,7 @@ use sparse24_train::{
     nn::{BatchShape, Bias},
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
-    schedule::Schedule,
+    schedule::{Decay, Schedule},
     trainer::{ParameterState, Recipe, Trainer},
 };
 
@@ -86,7 +86,14 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         dropout: 0.0,
         optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5 },
         weight_decay: 0.1,
-        schedule: Schedule { peak: 3e-2, floor: 3e-3, warmup_steps: 3, decay_steps: STEPS },
+        schedule: Schedule {
+            peak: 3e-2,
+            floor: 3e-3,
+            warmup_steps: 3,
+            decay_steps: STEPS,
+            decay: Decay::Cosine,
+            cooldown_steps: 4,
+        },
         seed: 5,
     }
 }

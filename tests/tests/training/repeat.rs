@@ -137,7 +137,7 @@ fn dense_then_sparse() -> Method {
 /// trainer, a run of any method and model ends with the same bits.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_one() {
-    let presets = PRESETS.iter().map(|preset| (preset.build)(LAMBDA));
+    let presets = PRESETS.iter().map(|preset| preset.method(LAMBDA));
     let recipes = presets.chain([fst(LAMBDA), dense_then_sparse()]).enumerate();
     let recipes = recipes.flat_map(|(at, method)| {
         let mut recipe = fixture::recipe(method);

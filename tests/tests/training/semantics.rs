@@ -10,6 +10,7 @@ use sparse24_train::{
     model::{ActivationCheckpointing, ModelSpec},
     objective::{Batch, DataError, Objective},
     optim::AdamVariant,
+    schedule::{Decay, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
 
@@ -311,5 +312,26 @@ fn initial_weights_are_those_documented() {
             );
         }
         assert!(state.first_moment.iter().chain(&state.second_moment).all(|&x| x == 0.0));
+    }
+}
+
+#[test]
+fn the_learning_rate_rises_and_falls() {
+    for (decay, cooldown_steps, middle) in [
+        (Decay::Cosine, 1, 0.55),
+        (Decay::Linear, 1, 0.55),
+        (Decay::Wsd, 5, 1.0),
+        (Decay::Wsd, 20, 0.55),
+    ] {
+        let schedule = Schedule {
+            peak: 1.0,
+            floor: 0.1,
+            warmup_steps: 4,
+            decay_steps: 24,
+            decay,
+            cooldown_steps,
+        };
+        let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step));
+        assert_eq!(rates, [0.2, 0.8, 1.0, middle, 0.1, 0.1, 0.1], "{decay:?}");
     }
 }

@@ -15,6 +15,7 @@ use sparse24_train::{
     model::Sparsify,
     nn::{BatchShape, Bias},
     optim::MaskedDecay,
+    schedule::{Decay, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe},
 };
 
@@ -307,6 +308,11 @@ fn preset(name: &str, lambda: f32) -> Recipe {
     fixture::recipe(Method::preset(name, lambda).expect("a preset"))
 }
 
+/// The recipe with another schedule.
+fn decaying(recipe: Recipe, decay: Decay) -> Recipe {
+    Recipe { schedule: Schedule { decay, ..recipe.schedule }, ..recipe }
+}
+
 /// SR-STE with a dense dgrad.
 #[test]
 fn row_wise_masks_with_decay_on_weights_as_in_f64() {
@@ -326,9 +332,9 @@ fn row_wise_masks_with_decay_on_weights_as_in_f64() {
 
 #[test]
 fn ste_and_sr_ste_as_in_f64() {
-    check(&preset("ste-row-wise", 0.0), ROW_WISE);
+    check(&decaying(preset("ste-row-wise", 0.0), Decay::Linear), ROW_WISE);
     let rules = Rules { decay: FST.decay, ..ROW_WISE };
-    let checked = check(&preset("sr-ste", LAMBDA), rules);
+    let checked = check(&decaying(preset("sr-ste", LAMBDA), Decay::Wsd), rules);
     assert_shows(&checked, Rules { dgrad: Dgrad::Dense, ..rules }, 1, "norm");
 }
 

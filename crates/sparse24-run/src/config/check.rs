@@ -9,8 +9,8 @@ use sparse24_train::{
     method::Method,
     model::{Gpt2Spec, ModelSpec},
     nn::{BatchShape, Bias},
-    optim::AdamW,
-    schedule::Schedule,
+    optim::{AdamW, MaskedDecay},
+    schedule::{Decay, Schedule},
     trainer::Recipe,
 };
 
@@ -93,6 +93,11 @@ impl Config {
                 format!("more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step");
             return refuse("optimizer.decay_steps", &expected, decay_steps);
         }
+        let &OptimizerConfig { schedule, cooldown_steps: cooldown, .. } = optimizer;
+        if cooldown > 0 && schedule != Decay::Wsd {
+            let expected = "0, unless optimizer.schedule is \"wsd\"";
+            return refuse("optimizer.cooldown_steps", expected, cooldown);
+        }
         let share = self.data.validation_share;
         if !(share > 0.0 && share < 1.0) {
             return refuse("data.validation_share", "a share above 0 and below 1", share);
@@ -120,16 +125,38 @@ impl Config {
         Ok(())
     }
 
-    /// A warning about settings that are valid but probably unintended.
+    /// Warnings about settings that are valid but probably unintended.
     #[must_use]
-    pub fn remark(&self) -> Option<String> {
+    pub fn remarks(&self) -> Vec<String> {
         let (warmup, steps) = (self.optimizer.warmup_steps, self.steps);
-        (warmup >= steps).then(|| {
-            format!(
+        let mut remarks = Vec::new();
+        if warmup >= steps {
+            remarks.push(format!(
                 "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps \
                     = {steps})"
-            )
-        })
+            ));
+        }
+        if self.lambda().is_none() && preset::own_lambda(self) != Some(self.method.lambda) {
+            let name = &self.method.name;
+            remarks.push(format!("method.lambda has no effect: {name} has no masked decay"));
+        }
+        remarks
+    }
+
+    /// The factor of masked decay, if the method has masked decay.
+    #[must_use]
+    pub fn lambda(&self) -> Option<f32> {
+        match self.method_value().ok()?.decay {
+            MaskedDecay::None => None,
+            MaskedDecay::OnGradients(lambda) | MaskedDecay::OnWeights(lambda) => Some(lambda),
+        }
+    }
+
+    /// The step at which the warm-up ends, within the run; without warm-up a twentieth of the run.
+    #[must_use]
+    pub fn warmup_end(&self) -> u32 {
+        let warmup = self.optimizer.warmup_steps;
+        (if warmup > 0 { warmup } else { self.steps / 20 }).clamp(1, self.steps)
     }
 
     /// The backend of `backend.name`.
@@ -158,6 +185,8 @@ impl Config {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
         let steps = NonZeroU32::new(batch.gradient_accumulation_steps);
+        let or_else = |steps: u32, otherwise| if steps == 0 { otherwise } else { steps };
+        let decay_steps = or_else(optimizer.decay_steps, self.steps);
         let or = |value: f32, otherwise| if value == 0.0 { otherwise } else { value };
         // Rounded down to whole tiles, but at least one.
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
@@ -195,10 +224,9 @@ impl Config {
                 peak: optimizer.learning_rate,
                 floor: optimizer.min_learning_rate,
                 warmup_steps: optimizer.warmup_steps,
-                decay_steps: match optimizer.decay_steps {
-                    0 => self.steps,
-                    steps => steps,
-                },
+                decay_steps,
+                decay: optimizer.schedule,
+                cooldown_steps: or_else(optimizer.cooldown_steps, decay_steps.div_ceil(10)),
             },
             seed: self.seed,
         })

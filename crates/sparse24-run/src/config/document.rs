@@ -45,7 +45,7 @@ pub fn table_of(config: &Config) -> Table {
 }
 
 /// The document, overlaid on the preset that it names, or else on `preset`.
-pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, Error> {
+pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Config, Error> {
     let named = document.get("preset").and_then(Value::as_str);
     if let (Some(named), Some(preset)) = (named, preset)
         && named != preset
@@ -55,11 +55,7 @@ pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Table, 
         );
         return Err(Error::setting("preset", problem));
     }
-    let mut table = table_of(&preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?);
-    overlay(&mut table, document, "")?;
-    // Parsed here, so that an error is known to come from the document.
-    from_table(table.clone())?;
-    Ok(table)
+    preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?.under(document, &[])
 }
 
 /// Parses a whole configuration.
@@ -86,6 +82,43 @@ pub(super) fn from_table(table: Table) -> Result<Config, Error> {
     })
 }
 
+/// Settings, and their names in nanoGPT, in Hugging Face's GPT-2 and in its `Trainer`.
+const ELSEWHERE: [(&str, &str); 19] = [
+    ("model.layers", "n_layer num_hidden_layers"),
+    ("model.heads", "n_head num_attention_heads"),
+    ("model.d_model", "n_embd hidden_size"),
+    ("model.d_ff", "n_inner intermediate_size"),
+    ("model.sequence_length", "block_size n_positions n_ctx max_position_embeddings"),
+    ("model.activation_checkpointing", "gradient_checkpointing"),
+    ("optimizer.learning_rate", "lr"),
+    ("optimizer.min_learning_rate", "min_lr"),
+    ("optimizer.schedule", "lr_scheduler_type"),
+    ("optimizer.warmup_steps", "warmup_iters"),
+    ("optimizer.decay_steps", "lr_decay_iters"),
+    ("optimizer.max_grad_norm", "grad_clip"),
+    ("batch.size", "batch_size micro_batch_size per_device_train_batch_size"),
+    ("steps", "max_iters max_steps"),
+    ("data.path", "dataset"),
+    ("run.eval_every", "eval_interval eval_steps"),
+    ("run.eval_tokens", "eval_iters"),
+    ("run.checkpoint_every", "save_steps"),
+    ("run.keep_last", "save_total_limit"),
+];
+
+/// The key that is meant by its last word alone or by its name in another program; `-` stands for
+/// `_`.
+#[must_use]
+pub fn meant(name: &str) -> Option<String> {
+    let name = name.replace('-', "_");
+    let is_elsewhere = |(_, names): &&(&str, &str)| names.split(' ').any(|other| other == name);
+    let elsewhere = ELSEWHERE.iter().find(is_elsewhere).map(|(key, _)| (*key).to_owned());
+    elsewhere.or_else(|| {
+        let keys = dotted(table_of(&Config::default())).into_keys();
+        let mut keys = keys.filter(|key| key.rsplit('.').next() == Some(&name));
+        keys.next().filter(|_| keys.next().is_none())
+    })
+}
+
 /// Reads the TOML document of a file; `expected` describes such a file in errors.
 pub fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
     let refuse = |line: usize, problem: &str| {
@@ -106,8 +139,13 @@ pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(),
         if !base.contains_key(&key) {
             let known: Vec<_> = base.keys().map(String::as_str).collect();
             let section = if prefix.is_empty() { ROOT } else { prefix };
-            return Err(renamed::refusal(&dotted)
-                .unwrap_or_else(|| unknown(section, &key, known.iter().copied())));
+            return Err(renamed::refusal(&dotted).unwrap_or_else(|| {
+                let meant = meant(&key).filter(|meant| *meant != dotted);
+                meant.map_or_else(
+                    || unknown(section, &key, known.iter().copied()),
+                    |meant| Error::setting(&dotted, format!("is not known; did you mean {meant}?")),
+                )
+            }));
         }
         match (&mut base[&key], value) {
             (Value::Table(base), Value::Table(over)) => overlay(base, over, &dotted)?,
@@ -121,6 +159,17 @@ pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(),
 fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
+        (Value::Float(_), Value::Float(large))
+            if large.is_finite() && (large as f32).is_infinite() =>
+        {
+            Err(Error::setting(key, format!("expected at most {:e}, found {large:e}", f32::MAX)))
+        }
+        // 1e3
+        (Value::Integer(_), Value::Float(whole))
+            if whole.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(&whole) =>
+        {
+            Ok(Value::Integer(whole as i64))
+        }
         (Value::Integer(_), Value::Integer(negative @ ..0)) => Err(Error::setting(
             key,
             format!("expected a whole number of at least 0, found {negative}"),
@@ -149,7 +198,7 @@ fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
 /// Applies `a.b=value`. The value is TOML, or where the key holds a string, any text.
 pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
     let Some((key, text)) = setting.split_once('=') else {
-        return Err(Error::setting(setting, "expected KEY=VALUE, found no ="));
+        return Err(Error::setting(setting, "expected KEY=VALUE, but there is no '='"));
     };
     let (key, text) = (key.trim(), text.trim());
     if key == "preset" {

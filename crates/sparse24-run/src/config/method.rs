@@ -7,9 +7,12 @@ use sparse24_core::phase::{Fraction, Refresh};
 
 use super::unknown;
 use crate::Error;
-use sparse24_train::method::{
-    Method, PRESETS, Phase,
-    words::{Choice, DecayPlace, PhaseOperands, PhaseWord},
+use sparse24_train::{
+    method::{
+        Method, PRESETS, Phase,
+        words::{Choice, DecayPlace, PhaseOperands, PhaseWord},
+    },
+    optim::AdamVariant,
 };
 
 /// The training method. An empty value, or 0, means the row's own choice.
@@ -129,7 +132,8 @@ impl MethodConfig {
 fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
     const KEY: &str = "method.phases";
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
-        let known = PhaseWord::KINDS.join(", ");
+        let kinds = <(PhaseOperands, AdamVariant)>::WORDS.iter().map(|(word, _)| *word);
+        let known = kinds.collect::<Vec<_>>().join(", ");
         let problem = format!(
             "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
                 or \"dense:settled\", found {text:?}"

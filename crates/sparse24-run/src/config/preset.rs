@@ -8,7 +8,9 @@ use crate::{Error, data::TokenizerKind};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::Arithmetic,
+    method,
     model::{ActivationCheckpointing, Sparsify},
+    schedule::Decay,
 };
 
 /// A row of the table of presets.
@@ -50,10 +52,11 @@ pub const IMPORTED: &str = "imported";
 
 /// A source in nanoGPT, with our differences.
 macro_rules! nanogpt {
-    ($source:literal) => {
+    ($source:literal, $lambda:literal) => {
         concat!(
             $source,
-            "; but GELU is its tanh form, and fst with lambda 6e-5 is the default, both ours"
+            "; but GELU is its tanh form, and fst is the default, with lambda ",
+            $lambda
         )
     };
 }
@@ -69,7 +72,7 @@ pub const PRESETS: [Preset; 7] = [
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
         source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 \
-            of warm-up instead of 100",
+            of warm-up instead of 100; lambda from lambda-search",
         corpus: Corpus::Any,
         build: quickstart,
     },
@@ -78,7 +81,8 @@ pub const PRESETS: [Preset; 7] = [
         summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
         source: nanogpt!(
             "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller \
-                settings"
+                settings",
+            "6e-3, from lambda-search on nanoGPT's text"
         ),
         corpus: Corpus::Any,
         build: shakespeare_char_cpu,
@@ -86,39 +90,22 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "shakespeare-char",
         summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
-        source: nanogpt!("nanoGPT, config/train_shakespeare_char.py"),
+        source: nanogpt!(
+            "nanoGPT, config/train_shakespeare_char.py",
+            "6e-5, the paper's, not searched"
+        ),
         corpus: Corpus::Any,
         build: shakespeare_char,
     },
-    Preset {
-        name: "gpt2-124m",
-        summary: "GPT-2 124M, lambda 6e-5",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(12, 12, 768, 6e-5),
-    },
-    Preset {
-        name: "gpt2-350m",
-        summary: "GPT-2 350M, lambda 2e-4",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(24, 16, 1024, 2e-4),
-    },
-    Preset {
-        name: "gpt2-774m",
-        summary: "GPT-2 774M, lambda 2e-4",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(36, 20, 1280, 2e-4),
-    },
-    Preset {
-        name: "gpt2-1558m",
-        summary: "GPT-2 1558M, lambda 6e-5",
-        source: GPT2,
-        corpus: Corpus::Named,
-        build: || gpt2(48, 25, 1600, 6e-5),
-    },
+    gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
+    gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
+    gpt2_preset("gpt2-774m", "GPT-2 774M, lambda 2e-4", || gpt2(36, 20, 1280, 2e-4)),
+    gpt2_preset("gpt2-1558m", "GPT-2 1558M, lambda 6e-5", || gpt2(48, 25, 1600, 6e-5)),
 ];
+
+const fn gpt2_preset(name: &'static str, summary: &'static str, build: fn() -> Config) -> Preset {
+    Preset { name, summary, source: GPT2, corpus: Corpus::Named, build }
+}
 
 /// The configuration of a preset.
 ///
@@ -151,6 +138,14 @@ pub fn imported() -> Config {
     }
 }
 
+/// The factor of masked decay where none is set: the preset's for the preset's method, otherwise
+/// [the method's](method::Preset::lambda).
+pub(super) fn own_lambda(Config { preset, method: found, .. }: &Config) -> Option<f32> {
+    let of_preset = named(preset).ok().map(|config| config.method);
+    let of_preset = of_preset.filter(|own| own.name == found.name).map(|own| own.lambda);
+    of_preset.or_else(|| Some(method::PRESETS.iter().find(|row| row.name == found.name)?.lambda))
+}
+
 /// The corpus that a preset needs; any text for an unknown one.
 pub(super) fn corpus(name: &str) -> Corpus {
     let preset = PRESETS.iter().find(|preset| preset.name == name);
@@ -163,11 +158,7 @@ fn quickstart() -> Config {
     Config {
         steps: 1500,
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
-        data: DataConfig {
-            path: String::new(),
-            tokenizer: TokenizerKind::Byte,
-            validation_share: 0.1,
-        },
+        data: DataConfig { tokenizer: TokenizerKind::Byte, ..base.data },
         run: RunConfig { flip_every: 10, ..base.run },
         ..base
     }
@@ -191,12 +182,14 @@ fn shakespeare_char_cpu() -> Config {
             sparsify: Sparsify::Ffn,
             activation_checkpointing: ActivationCheckpointing::None,
         },
-        method: MethodConfig::of("fst", 6e-5),
+        method: MethodConfig::of("fst", 6e-3),
         optimizer: OptimizerConfig {
             learning_rate: 1e-3,
             min_learning_rate: 1e-4,
+            schedule: Decay::Cosine,
             warmup_steps: 100,
             decay_steps: 0,
+            cooldown_steps: 0,
             beta1: 0.9,
             beta2: 0.99,
             epsilon: 1e-8,
@@ -246,6 +239,7 @@ fn shakespeare_char() -> Config {
             dropout: 0.2,
             ..base.model
         },
+        method: MethodConfig::of("fst", 6e-5),
         batch: BatchConfig { size: 64, gradient_accumulation_steps: 1 },
         ..base
     }
@@ -273,11 +267,7 @@ fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
             ..base.optimizer
         },
         batch: BatchConfig { size: 16, gradient_accumulation_steps: 32 },
-        data: DataConfig {
-            path: String::new(),
-            tokenizer: TokenizerKind::Gpt2,
-            validation_share: 0.1,
-        },
+        data: DataConfig { tokenizer: TokenizerKind::Gpt2, ..base.data },
         run: RunConfig {
             eval_every: 1000,
             eval_tokens: 1 << 21,

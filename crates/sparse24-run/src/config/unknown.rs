@@ -9,7 +9,9 @@ pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> 
     const LONGEST: usize = 64;
     let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
     let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
-    let nearest = known.clone().filter(near).min_by_key(distance);
+    // Near in meaning.
+    let cuda = known.clone().find(|name| found == "gpu" && *name == "cuda");
+    let nearest = cuda.or_else(|| known.clone().filter(near).min_by_key(distance));
     let all = known.collect::<Vec<_>>().join(", ");
     let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))

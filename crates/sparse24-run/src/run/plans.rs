@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::directory::PLANS;
+use super::directory::{CONFIG, PLANS};
 use crate::{Error, disk, json};
 use sparse24_train::{
     backend::{PLANNED_ON, Plans},
@@ -30,6 +30,10 @@ pub(super) fn read(path: &Path) -> Result<Plans, Error> {
 pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> {
     let within = path.join(PLANS);
     let file = if path.is_dir() { &within } else { path };
+    if path.join(CONFIG).is_file() && !disk::exists(file) {
+        let problem = "is a run without plans.json: nothing was timed; leave out --plans";
+        return Err(Error::file(path, problem));
+    }
     let plans = read(file)?;
     trainer.use_plans(&plans).map_err(|error| of_file(error.into(), file))
 }

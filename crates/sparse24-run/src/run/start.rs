@@ -246,8 +246,13 @@ impl Run {
             last if last == step => format!("the run is finished: step {step} was its last"),
             _ => format!("resumed after step {step}"),
         });
-        Provenance::of_start(&trainer.backend().device(), initial)
-            .record(&directory.provenance())?;
+        let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
+        let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
+        let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
+        if finished.is_none() {
+            Provenance::of_start(&trainer.backend().device(), initial)
+                .record(&directory.provenance())?;
+        }
         let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
         let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It changes no result, so a reference that has moved must not prevent a resume.
@@ -264,7 +269,8 @@ impl Run {
             log.line(notice)?;
         }
         let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
-        let mut run = Self { notices, saved, former_ends, skipped, flip_counts, reference, ..run };
+        let mut run = Self { notices, saved, former_ends, skipped, flip_counts, ..run };
+        (run.reference, run.finished) = (reference, finished);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
             metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
@@ -308,6 +314,7 @@ impl Run {
             spikes,
             flip_counts: FlipCounts::default(),
             reference: None,
+            finished: None,
         }
     }
 }

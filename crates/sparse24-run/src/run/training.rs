@@ -53,6 +53,8 @@ pub struct Run {
     pub(super) spikes: Spikes,
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
+    /// Metrics of the last step, if a resume found the run finished and unchanged.
+    pub(super) finished: Option<StepMetrics>,
 }
 
 /// Result of [`Run::train`].
@@ -148,7 +150,7 @@ impl Run {
     fn steps(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let began = Instant::now();
         let first = self.trainer.step();
-        let mut last = None;
+        let mut last = self.finished.take();
         while self.trainer.step() < self.config.steps || self.pending.is_some() {
             self.look_after_save()?;
             if self.is_stopped(observer)? {
@@ -240,6 +242,18 @@ impl Run {
                 "step {step}: flip-rate explosion: mu = {mu:.2} of {}; a larger method.lambda \
                     calms the masks",
                 self.config.run.flip_reference
+            );
+            self.report(line, observer)?;
+        }
+        if step == self.config.warmup_end()
+            && let Some(share) = self.weak_decay()?
+        {
+            let line = format!(
+                "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \
+                    in the warm-up, lambda {:e} alone moved a pruned weight by about {:.2} %; \
+                    `sparse24 lambda-search` finds a larger one",
+                self.config.method.lambda,
+                100.0 * share
             );
             self.report(line, observer)?;
         }

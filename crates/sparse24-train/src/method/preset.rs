@@ -18,26 +18,37 @@ pub struct Preset {
     pub name: &'static str,
     /// The publication, and where its code and its text differ, which of them this follows.
     pub source: &'static str,
-    /// Builds the method; the argument is the factor of masked decay, for methods that have it.
-    pub build: fn(f32) -> Method,
+    /// Factor of masked decay of the source; the paper's for GPT-2 124M if the method has no decay.
+    pub lambda: f32,
+    /// Builds the method with a factor of masked decay, for methods that have it.
+    build: fn(f32) -> Method,
 }
+
+/// Hu et al. 2024, arXiv 2404.01847, table 2: GPT-2 124M.
+const PAPER_LAMBDA: f32 = 6e-5;
 
 /// The table of methods.
 pub const PRESETS: &[Preset] = &[
-    Preset { name: "dense", source: "the baseline", build: |_| Method::dense() },
+    Preset {
+        name: "dense",
+        source: "the baseline",
+        lambda: PAPER_LAMBDA,
+        build: |_| Method::dense(),
+    },
     Preset {
         name: "half",
         source: "the baseline of Hu et al. 2024, arXiv 2404.01847: as many multiply-adds as a \
             2:4 feed-forward",
-        build: |_| Method { name: "half", width: fraction(1, 2), ..Method::dense() },
+        lambda: PAPER_LAMBDA,
+        build: |_| Method { width: fraction(1, 2), ..Method::dense() },
     },
     Preset {
         name: "ste",
         source: "Hu et al. 2024, arXiv 2404.01847, tables 1 (lambda 0) and 10 (first row): FST \
             without decay, MVUE and dense finish; the estimator is Bengio et al. 2013, arXiv \
             1308.3432",
+        lambda: PAPER_LAMBDA,
         build: |_| Method {
-            name: "ste",
             refresh: Refresh::Every(REFRESH),
             phases: vec![TRANSPOSABLE],
             ..Method::dense()
@@ -47,25 +58,31 @@ pub const PRESETS: &[Preset] = &[
         name: "ste-row-wise",
         source: "the straight-through estimator of Bengio et al. 2013, arXiv 1308.3432, with \
             row-wise masks: SR-STE without decay",
-        build: |_| Method { name: "ste-row-wise", phases: vec![ROW_WISE], ..Method::dense() },
+        lambda: PAPER_LAMBDA,
+        build: |_| Method { phases: vec![ROW_WISE], ..Method::dense() },
     },
     Preset {
         name: "sr-ste",
-        source: "Zhou et al. 2021, arXiv 2102.04010 (its lambda: 2e-4); decay on gradients as in \
-            its code (aojunzz/NM-sparsity, devkit/sparse_ops)",
+        source: "Zhou et al. 2021, arXiv 2102.04010; decay on gradients as in its code \
+            (aojunzz/NM-sparsity, devkit/sparse_ops)",
+        lambda: 2e-4,
         build: |lambda| Method {
-            name: "sr-ste",
             decay: MaskedDecay::OnGradients(lambda),
             phases: vec![ROW_WISE],
             ..Method::dense()
         },
     },
-    Preset { name: "fst", source: "Hu et al. 2024, arXiv 2404.01847", build: Method::fst },
+    Preset {
+        name: "fst",
+        source: "Hu et al. 2024, arXiv 2404.01847",
+        lambda: PAPER_LAMBDA,
+        build: Method::fst,
+    },
     Preset {
         name: "step",
         source: "Lu et al. 2023, arXiv 2302.01172",
+        lambda: PAPER_LAMBDA,
         build: |_| Method {
-            name: "step",
             phases: vec![
                 Phase { until: Until::SETTLED, ..Phase::DENSE },
                 Phase { optimizer: AdamVariant::FrozenVariance, ..ROW_WISE },
@@ -75,10 +92,10 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "bi-mask",
-        source: "Zhang et al. 2023, arXiv 2302.06058 (its lambda: 2e-4); decay on gradients as \
-            in its DeiT code, which trains with AdamW (zyxxmu/Bi-Mask)",
+        source: "Zhang et al. 2023, arXiv 2302.06058; decay on gradients as in its DeiT code, \
+            which trains with AdamW (zyxxmu/Bi-Mask)",
+        lambda: 2e-4,
         build: |lambda| Method {
-            name: "bi-mask",
             decay: MaskedDecay::OnGradients(lambda),
             phases: vec![Phase { dgrad: DgradOperand::Permuted, ..ROW_WISE }],
             ..Method::dense()
@@ -87,8 +104,8 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "s-ste",
         source: "Hu et al. 2024, arXiv 2409.09099",
+        lambda: PAPER_LAMBDA,
         build: |_| Method {
-            name: "s-ste",
             phases: vec![Phase {
                 forward: WeightOperand::Pruned(MaskKind::RowWise, KeptValues::SoftThreshold),
                 wgrad: GradientOperand::Mvue(Estimator::Exact),
@@ -126,6 +143,14 @@ impl Until {
     /// STEP's bounds for its switch: a tenth and a half of the run.
     pub const SETTLED: Self =
         Self::VarianceSettled { earliest: fraction(1, 10), latest: fraction(1, 2) };
+}
+
+impl Preset {
+    /// The method, with a factor of masked decay for methods that have it.
+    #[must_use]
+    pub fn method(&self, lambda: f32) -> Method {
+        Method { name: self.name, ..(self.build)(lambda) }
+    }
 }
 
 impl Method {

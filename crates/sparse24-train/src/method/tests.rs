@@ -25,12 +25,9 @@ fn step_turns_sparse_where_its_variance_settled_and_in_the_middle_at_the_latest(
     let sparse_from =
         |ends: &Ends| kinds(&method, 100, ends).iter().position(|&kind| kind == PhaseKind::Sparse);
     assert_eq!(sparse_from(&Ends::new()), Some(51));
-    assert_eq!(sparse_from(&Ends::from([(0, 17)])), Some(18));
-    assert_eq!(
-        method.last_sparse_steps(100, &Ends::from([(0, 17)])),
-        [100],
-        "the last model is 2:4"
-    );
+    let settled = Ends::from([(0, 17)]);
+    assert_eq!(sparse_from(&settled), Some(18));
+    assert_eq!(method.last_sparse_steps(100, &settled), [100], "the last model is 2:4");
     // A run of one step has no middle.
     assert_eq!(kinds(&method, 1, &Ends::new()), [PhaseKind::Dense; 2]);
 }
@@ -46,18 +43,15 @@ fn each_sparse_phase_leaves_a_model() {
         Method { phases, ..Method::dense() }.last_sparse_steps(12, &Ends::new())
     };
     assert_eq!(of(vec![ends(sparse, 1), ends(Phase::DENSE, 2), sparse]), [4, 12]);
-    assert_eq!(
-        of(vec![ends(Phase::DENSE, 1), ends(sparse, 1), Phase::DENSE]),
-        [0; 0],
-        "it has no step"
-    );
+    let without_step = vec![ends(Phase::DENSE, 1), ends(sparse, 1), Phase::DENSE];
+    assert_eq!(of(without_step), [0; 0]);
     assert_eq!(of(vec![Phase::DENSE]), [0; 0]);
 }
 
 #[test]
 fn every_preset_has_its_own_name_and_can_be_trained() {
     for preset in PRESETS {
-        let method = Method::preset(preset.name, 1e-4).unwrap();
+        let method = Method::preset(preset.name, preset.lambda).unwrap();
         assert_eq!(method.name, preset.name);
         method.check(2).unwrap();
     }
@@ -74,10 +68,8 @@ fn phases_are_written_as_they_are_read() {
     for text in ["dense", "sparse:5/6", "frozen", "dense:settled", "frozen:1/2", "sparse:0"] {
         assert_eq!(text.parse::<PhaseWord>().unwrap().to_string(), text);
     }
-    assert_eq!(
-        "sparse:0.5".parse::<PhaseWord>().unwrap().until,
-        Until::Fraction(Fraction::new(5, 10).unwrap())
-    );
+    let half = Until::Fraction(Fraction::new(5, 10).unwrap());
+    assert_eq!("sparse:0.5".parse::<PhaseWord>().unwrap().until, half);
     for text in ["", "sparse:", "dens", "sparse:7/6", "sparse 5/6", "dense:settled:1"] {
         assert_eq!(text.parse::<PhaseWord>(), Err(()), "{text}");
     }

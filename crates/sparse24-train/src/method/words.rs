@@ -113,9 +113,15 @@ pub enum PhaseOperands {
     OfMethod,
 }
 
+impl Choice for (PhaseOperands, AdamVariant) {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("dense", (PhaseOperands::Dense, AdamVariant::Standard)),
+        ("sparse", (PhaseOperands::OfMethod, AdamVariant::Standard)),
+        ("frozen", (PhaseOperands::OfMethod, AdamVariant::FrozenVariance)),
+    ];
+}
+
 impl PhaseWord {
-    /// The first words.
-    pub const KINDS: [&'static str; 3] = ["dense", "sparse", "frozen"];
     const SETTLED: &'static str = "settled";
 
     /// Describes a phase of a method.
@@ -133,12 +139,7 @@ impl FromStr for PhaseWord {
     fn from_str(text: &str) -> Result<Self, ()> {
         let (kind, end) =
             text.split_once(':').map_or((text, None), |(kind, end)| (kind, Some(end)));
-        let (operands, optimizer) = match kind {
-            "dense" => (PhaseOperands::Dense, AdamVariant::Standard),
-            "sparse" => (PhaseOperands::OfMethod, AdamVariant::Standard),
-            "frozen" => (PhaseOperands::OfMethod, AdamVariant::FrozenVariance),
-            _ => return Err(()),
-        };
+        let (operands, optimizer) = Choice::of(kind).ok_or(())?;
         let until = match end {
             None => Until::Fraction(Fraction::ONE),
             Some(Self::SETTLED) => Until::SETTLED,
@@ -150,12 +151,7 @@ impl FromStr for PhaseWord {
 
 impl fmt::Display for PhaseWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [dense, sparse, frozen] = Self::KINDS;
-        f.write_str(match (self.operands, self.optimizer) {
-            (PhaseOperands::Dense, _) => dense,
-            (PhaseOperands::OfMethod, AdamVariant::Standard) => sparse,
-            (PhaseOperands::OfMethod, AdamVariant::FrozenVariance) => frozen,
-        })?;
+        f.write_str((self.operands, self.optimizer).word())?;
         match self.until {
             Until::Fraction(Fraction::ONE) => Ok(()),
             Until::Fraction(fraction) => write!(f, ":{fraction}"),

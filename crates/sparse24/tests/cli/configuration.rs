@@ -17,7 +17,6 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("stepz=1", unknown("", "stepz", "steps")),
         ("model.layres=3", unknown("model", "layres", "layers")),
         ("modle.layers=3", unknown("", "modle", "model")),
-        ("optimizer.layers=3", unknown("optimizer", "layers", "")),
         ("=3", unknown("", "", "")),
         ("model.activation=relu", unknown("model.activation", "relu", "gelu")),
         ("model.sparsify=all", unknown("model.sparsify", "all", "")),
@@ -31,6 +30,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.forward=column", unknown("method.forward", "column", "")),
         ("method.dgrad=forward", unknown("method.dgrad", "forward", "")),
         ("method.wgrad=mvu", unknown("method.wgrad", "mvu", "mvue")),
+        ("backend.name=gpu", unknown("backend.name", "gpu", "cuda")),
     ] {
         place.refuses(&format!("config --set {settings}"), 2, &pattern);
     }
@@ -49,6 +49,13 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
     }
     for (settings, pattern) in [
         ("model.layers", "KEY=VALUE"),
+        // Names of other programs, and keys without or with another section.
+        ("n_layer=6", "model.layers"),
+        ("lr=1e-3", "optimizer.learning_rate"),
+        ("per_device_train_batch_size=6", "batch.size"),
+        ("max_iters=6", "did you mean steps"),
+        ("weight_decay=0", "optimizer.weight_decay"),
+        ("optimizer.layers=3", "model.layers"),
         ("preset=gpt2-124m", "--preset"),
         // Former names.
         ("model.width=8", "model.d_model"),
@@ -83,7 +90,8 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.lambda=-1e-5", "at least 0*-0.00001"),
         ("method.lambda=nan", "at least 0*NaN"),
         ("optimizer.learning_rate=inf", "finite*inf"),
-        ("optimizer.learning_rate=1e300", "finite*inf"),
+        ("optimizer.learning_rate=1e300", "3.4028235e38*1e300"),
+        ("optimizer.cooldown_steps=9", "0*wsd*9"),
         ("optimizer.min_learning_rate=-1", "at least 0*-1"),
         ("optimizer.weight_decay=nan", "NaN"),
         ("optimizer.max_grad_norm=-1", "at least 0*-1"),
@@ -116,7 +124,13 @@ fn a_wrong_flag_is_refused() {
     for (line, pattern) in [
         ("config --preset quikstart", r#"preset*"quikstart"*did you mean "quickstart"*gpt2-1558m"#),
         ("config --method ftsx", r#"method.name*"ftsx"*known: dense"#),
-        ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cpu""#),
+        ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cuda""#),
+        ("config --learning-rate 1", "--learning-rate*--set optimizer.learning_rate=VALUE"),
+        ("train --batch-size 3", "--batch-size*--set batch.size=VALUE"),
+        ("train --resume runs/x", "--resume*sparse24 resume RUN"),
+        ("resume runs/x --steps 3", "--steps*`--set steps=VALUE`"),
+        ("sample run --tokens -1", "'-1'*--tokens*whole number of 0"),
+        ("lambda-search --out s --candidates a", "'a'*--candidates*expected a number"),
         ("estimate --steps -5", "steps*-5"),
         ("config --steps many", "steps*\"many\""),
         ("config --checkpoint-every x", "run.checkpoint_every*\"x\""),
@@ -199,6 +213,13 @@ fn flags_override_settings_which_override_the_file_which_overrides_the_preset() 
         ("--set model.bias=true", vec![("/model/bias", json!(true))]),
         ("--set optimizer.max_grad_norm=2", vec![("/optimizer/max_grad_norm", json!(2.0))]),
         ("--set steps=1_000", vec![("/steps", json!(1000))]),
+        ("--set steps=1e3", vec![("/steps", json!(1000))]),
+        ("--set optimizer.schedule=wsd", vec![("/optimizer/schedule", json!("wsd"))]),
+        // A method has its own lambda, unless one is set.
+        ("--config my.toml --method sr-ste", vec![("/method/lambda", json!(2e-4))]),
+        ("--set method.lambda=3 --method sr-ste", vec![("/method/lambda", json!(3.0))]),
+        ("--preset gpt2-350m --method fst", vec![("/method/lambda", json!(2e-4))]),
+        ("--method dense", vec![("/method/lambda", json!(6e-5))]),
     ] {
         let config = place.json(&format!("config {line} --json"));
         for (key, value) in expected {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sparse24_run::checkpoint;
 
 use crate::support::{Place, TINY, text};
@@ -149,6 +149,16 @@ fn samples_continue_the_prompt_and_depend_only_on_the_seed() {
     assert_eq!(likeliest, sample("--temperature 0 --seed 2"));
     assert_eq!(likeliest, sample("--top-k 1 --seed 1"));
     assert_eq!(place.answer("sample run --prompt quick --tokens 0"), "quick\n");
+    place.write("prompt", "quick");
+    let numbered = "sample run --prompt-file prompt --tokens 40 --num-samples 2";
+    let both = format!("{text}---------------\n{}", sample("--seed 2"));
+    assert_eq!(place.answer(&format!("{numbered} --seed 1")), both);
+    for (line, seed) in place.answer(&format!("{numbered} --seed 1 --json")).lines().zip(1..) {
+        let found: Value = serde_json::from_str(line).unwrap();
+        let whole = format!("quick{}\n", found["text"].as_str().unwrap());
+        assert_eq!(whole, sample(&format!("--seed {seed}")));
+        assert_eq!([&found["seed"], &found["tokens"]], [&json!(seed), &json!(40)]);
+    }
     // The vocabulary has no new line, so token 0 is the prompt.
     assert!(place.answer("sample run --tokens 3").starts_with(' '));
 }
@@ -163,6 +173,8 @@ fn wrong_arguments_of_sample_are_refused() {
         ("--top-k -1", "'-1'*--top-k"),
         ("--prompt zürich", "--prompt: *'ü' (U+00FC)*byte 1*27"),
         ("--prompt=", "--prompt: *at least one character"),
+        ("--prompt x --prompt-file text", "'--prompt <PROMPT>'*'--prompt-file"),
+        ("--num-samples 0", "'0'*--num-samples"),
     ] {
         place.refuses(&format!("sample run {arguments}"), 2, pattern);
     }

@@ -161,7 +161,10 @@ fn lost_metrics_are_reported() {
 fn a_resume_of_a_finished_run_changes_nothing() {
     let place = Place::new();
     let trained = place.train("run", "");
-    let files = || (place.tree("run/checkpoints"), place.read("run/metrics.jsonl"));
+    let files = || {
+        let files = ["run/metrics.jsonl", "run/provenance.json"].map(|file| place.read(file));
+        (place.tree("run/checkpoints"), files)
+    };
     let before = files();
     let resumed = place.json("resume run --json");
     for key in ["run", "steps", "loss", "val_loss"] {
@@ -217,9 +220,9 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
         // Valid, but not what was trained.
         ("steps = 12", "steps = 13", "steps = 12*steps = 13*--allow steps"),
         (
-            "lambda = 0.00006",
+            "lambda = 0.006",
             "lambda = 1",
-            "method.lambda = 0.00006*method.lambda = 1.0*--allow method.lambda",
+            "method.lambda = 0.006*method.lambda = 1.0*--allow method.lambda",
         ),
         (
             "decay = \"\"",
@@ -334,7 +337,7 @@ fn a_damaged_file_of_a_run_is_named_or_repaired() {
         assert_eq!(place.read("run/tokenizer.json"), whole);
     }
     place.write("run/provenance.json", "{}");
-    place.refuses("resume run", 3, "run/provenance.json: *");
+    place.refuses("resume run --allow run", 3, "run/provenance.json: *");
 }
 
 /// Settings that did not exist yet are absent.

@@ -29,6 +29,8 @@ fn the_list_of_methods_names_every_choice_and_source() {
         ("bi-mask", "dgrad", json!("permuted")),
         ("s-ste", "forward", json!("soft-threshold")),
         ("half", "width", json!("1/2")),
+        ("sr-ste", "lambda", json!(2e-4)),
+        ("step", "lambda", Value::Null),
     ] {
         assert_eq!(rows.iter().find(|row| row["name"] == name).unwrap()[key], value, "{name}");
     }
@@ -57,6 +59,7 @@ fn every_method_trains_resumes_and_exports() {
         }
         place.answer(&format!("export {name} {name}-dense --dense"));
     }
+    assert!(place.read("bi-mask/config.toml").contains("lambda = 0.0002\n"));
     // The forward operands of S-STE are thresholded and scaled, not only masked.
     assert!(place.tree("s-ste-24") != place.tree("ste-row-wise-24"));
     let log = place.read("step/log.txt");

@@ -127,6 +127,7 @@ fn plans_that_cannot_be_replayed_are_refused() {
     for (plans, pattern) in [
         ("nowhere", "nowhere: does not exist*plans.json"),
         ("folder", "folder/plans.json: does not exist"),
+        ("run", "run: *without plans.json*leave out --plans"),
         ("text", "text: "),
         ("gpu", "gpu: *\"device\""),
     ] {
@@ -173,6 +174,18 @@ fn a_preset_for_a_large_corpus_is_not_trained_on_the_embedded_text() {
     }
     place.json("estimate --preset gpt2-124m --json");
     place.train("run", "--preset gpt2-124m --set batch.gradient_accumulation_steps=1");
+}
+
+/// Each shell has its completions, and each command its page.
+#[test]
+fn the_command_describes_itself() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(place.answer(&format!("completions {shell}")).contains("lambda-search"), "{shell}");
+    }
+    place.answer("man pages");
+    assert!(place.read("pages/sparse24-train.1").contains("checkpoint"), "no page of train");
+    place.refuses("man text", 4, "cannot write to text: ");
 }
 
 /// Errors of the argument parser become one sentence too.

@@ -100,7 +100,8 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
 #[test]
 fn help_and_version_are_answers() {
     let place = Place::new();
-    assert_eq!(place.answer("--version"), format!("sparse24 {}\n", env!("CARGO_PKG_VERSION")));
+    let version = concat!("sparse24 ", env!("CARGO_PKG_VERSION"), ", ");
+    assert!(place.answer("--version").starts_with(version));
     let help = place.answer("--help");
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let commands: Vec<&str> = commands
@@ -108,8 +109,8 @@ fn help_and_version_are_answers() {
         .map_while(|line| line.strip_prefix("  "))
         .filter_map(|line| line.split(' ').next().filter(|name| !name.is_empty()))
         .collect();
-    assert_eq!(commands.len(), 17 + 1, "with `help`: {commands:?}");
-    for command in &commands[..17] {
+    assert_eq!(commands.len(), 19 + 1, "with `help`: {commands:?}");
+    for command in &commands[..19] {
         let help = place.answer(&format!("{command} --help"));
         assert!(help.contains(&format!("Usage: sparse24 {command}")), "{help}");
     }

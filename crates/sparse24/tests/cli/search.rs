@@ -28,6 +28,7 @@ fn a_search_trains_the_first_steps_of_whole_runs_once() {
     let lambdas = found["candidates"].as_array().unwrap().iter();
     let lambdas: Vec<f64> = lambdas.map(|c| c["lambda"].as_f64().unwrap()).collect();
     assert_eq!(lambdas, [0.0, 1e-2, 0.3]);
+    assert!(place.read("s/dense/seed-7/config.toml").contains("lambda = 0.00006\n"));
     // The steps equal those of the run that needs lambda, and those of a dense run.
     for (arm, method) in [("lambda-3e-1", "--set method.lambda=0.3"), ("dense", "--method dense")] {
         place.train(arm, &format!("--set run.flip_every=1 {method} --seed 8"));
@@ -66,8 +67,9 @@ fn without_a_feasible_candidate_there_is_advice() {
     assert_eq!([&found["recommended"], &found["advice"]], [&Value::Null, &json!(advice)]);
     let line = format!("train {TINY} --lambda auto --lambda-search s --out run");
     place.refuses(&line, 3, &format!("s/search.json: recommends no lambda: {advice}"));
-    // A run this short with this learning rate needs more decay than the scale of the paper has.
-    let settings = "--set optimizer.warmup_steps=8 --set run.flip_every=1";
+    // Nothing flips, in any of the default candidates' runs.
+    let settings = "--set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 \
+                    --set run.flip_every=1";
     let error = finds_none(&place, &format!("train {TINY} {settings} --lambda auto --out run"));
     let next = "no candidate is feasible*`sparse24 lambda-search --candidates A,B,C --out DIR`*\
                 --lambda-search DIR";
@@ -119,7 +121,8 @@ fn a_run_takes_its_lambda_from_a_search_with_its_settings_and_data() {
         ("--lambda x", 2, "--lambda: expected auto or a number, found \"x\""),
         ("--lambda -1", 2, "method.lambda: expected a finite number of at least 0, found -1"),
         ("--lambda 1 --lambda-search s", 2, "--lambda-search: requires --lambda auto"),
-        ("--lambda auto --method dense", 2, "method.name: dense has no masked decay*"),
+        ("--lambda auto --method dense", 2, "--lambda: *dense has no masked decay"),
+        ("--lambda 1e-4 --method ste", 2, "--lambda: *ste has no masked decay"),
         (&format!("{auto} --set optimizer.beta1=0.8"), 3, &format!("{other}optimizer.beta1 = *")),
         (
             &format!("{auto} --set data.tokenizer=byte"),
@@ -195,6 +198,27 @@ fn a_flip_rate_explosion_is_logged_once_and_changes_no_result() {
     place.answer("resume run");
     assert!(log().contains("flip rates are not compared"));
     assert!(place.saved("run", 12) == place.saved("fst", 12));
+}
+
+#[test]
+fn decay_that_does_nothing_is_reported_after_the_warm_up() {
+    let place = Place::new();
+    for (settings, is_weak) in [
+        ("--lambda 1e-4", true),
+        ("--lambda 1", false),
+        ("--lambda 1e-4 --set method.decay=on-weights", true),
+        ("--lambda 0", false),
+        ("--method sr-ste", true),
+        ("--method ste", false),
+    ] {
+        let notes = place.notes(&format!("train {TINY} {settings} --out run"));
+        let is_reported = |text: &str| text.contains("step 2: masked decay is too weak");
+        assert_eq!(is_reported(&notes), is_weak, "{settings}: {notes}");
+        assert_eq!(is_reported(&place.read("run/log.txt")), is_weak, "{settings}");
+        fs::remove_dir_all(place.path("run")).unwrap();
+    }
+    let notes = place.notes(&format!("train {TINY} --method ste --set method.lambda=1 --out run"));
+    assert!(notes.contains("method.lambda has no effect: ste "), "{notes}");
 }
 
 #[test]

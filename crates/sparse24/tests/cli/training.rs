@@ -93,7 +93,10 @@ fn plain_lines_are_printed_without_a_terminal() {
     let (out, err) = place.exits(&line, 0);
     assert!(![&err, &out].iter().any(|text| text.contains(['\u{1b}', '\r'])), "{err}{out}");
     let lines: Vec<&str> = err.lines().collect();
-    assert!(lines[0].ends_with("72 tokens a step, 12 steps of fst on text: run"), "{err}");
+    assert!(
+        lines[0].ends_with("72 tokens a step, 12 steps of fst (lambda 6e-3) on text: run"),
+        "{err}"
+    );
     assert!(lines[1].starts_with("cpu (") && lines[1].contains("sparse products"), "{err}");
     assert!(lines[2].starts_with("version ") && lines[2].contains("; preset quickstart"), "{err}");
     let settings: Vec<&str> = lines[2].split(' ').filter(|word| word.contains('=')).collect();
@@ -167,6 +170,8 @@ fn every_kind_of_model_trains_and_resumes() {
         ("attention", "--set model.sparsify=ffn-and-attention --set model.layers=1"),
         ("bf16", "--set backend.arithmetic=bf16"),
         ("byte", "--set data.tokenizer=byte"),
+        ("wsd", "--set optimizer.schedule=wsd --set optimizer.cooldown_steps=3"),
+        ("linear", "--set optimizer.schedule=linear"),
     ] {
         place.train(name, &format!("{settings} {SAVED}"));
         let metrics = place.metrics(name);

@@ -17,6 +17,7 @@ use sparse24_train::{
     nn::BatchShape,
     objective::Batch,
     optim::MaskedDecay,
+    schedule::Decay,
     trainer::Recipe,
 };
 
@@ -247,7 +248,7 @@ impl Run {
         }
     }
 
-    /// Linear warm-up to the peak, then a cosine to the floor.
+    /// Linear warm-up to the peak, then the schedule's decay to the floor.
     fn learning_rate(&mut self) -> f64 {
         let schedule = self.recipe.schedule;
         let (peak, floor) = (f64::from(schedule.peak), f64::from(schedule.floor));
@@ -258,9 +259,13 @@ impl Run {
         } else if t - 1.0 > f64::from(schedule.decay_steps) {
             floor
         } else {
-            floor
-                + (peak - floor) * (1.0 + (std::f64::consts::PI * (t - 1.0 - warmup) / span).cos())
-                    / 2.0
+            let left = 1.0 - (t - 1.0 - warmup) / span;
+            let factor = match schedule.decay {
+                Decay::Cosine => (1.0 - (std::f64::consts::PI * left).cos()) / 2.0,
+                Decay::Linear => left,
+                Decay::Wsd => f64::min(1.0, left * span / f64::from(schedule.cooldown_steps)),
+            };
+            floor + (peak - floor) * factor
         };
         self.arithmetic.rounded(rate, 1.0, rate)
     }
