@@ -8,12 +8,13 @@ use ndarray::Array2;
 use sparse24_core::{
     MaskKind,
     compressed::Compressed24,
+    op::Accumulate,
     philox::{Philox4x32, uniform},
+    search::mask_search,
 };
-use sparse24_cpu as cpu;
 
 use super::{
-    Bench, Case, OVERWRITE, Prepared, Size, TOKENS, Work,
+    Bench, Case, Prepared, Size, TOKENS, Work,
     check::Stop,
     input::{PANEL, panel, random, repeat, repeated},
     peer,
@@ -42,7 +43,9 @@ enum Plans {
     Mma,
 }
 
-pub(super) fn cases(size: &Size) -> Vec<Case> {
+/// The sparse products of the layers of a size.
+#[must_use]
+pub fn products(size: &Size) -> Vec<Case> {
     use Plans::{Fastest, Mma};
     let Some(d) = size.width() else { return Vec::new() };
     let p = TOKENS;
@@ -156,8 +159,7 @@ fn sparse(
 ) -> Result<Prepared, Stop> {
     // A panel of A, 2:4 along its rows; A repeats its rows.
     let dense = random([PANEL.min(m), k], 1).mapv(bf16::from_f32);
-    let mut mask = sparse24_core::Mask::empty(dense.nrows(), k)?;
-    cpu::search::mask_search(dense.view(), MaskKind::RowWise, &mut mask).expect("tiled");
+    let mask = mask_search(dense.view(), MaskKind::RowWise)?;
     let logical = Compressed24::encode(dense.view(), &mask)?;
     let pruned = logical.decode();
     let Fragments { values, metadata } = to_fragments(&logical);
@@ -189,7 +191,7 @@ fn sparse(
             }
             Form::Straight => {
                 let d = device.alloc("d", shape_of_d)?;
-                Set::Straight(Straight { a, b, d, accumulate: OVERWRITE, scratch })
+                Set::Straight(Straight { a, b, d, accumulate: Accumulate::Overwrite, scratch })
             }
         })
     })?;
@@ -300,7 +302,7 @@ fn cublaslt(
             }
             Form::Straight => {
                 let dw = device.alloc(D, [m, n])?;
-                Dense::Wgrad(LinearWgrad { dz: a, x, dw, accumulate: OVERWRITE })
+                Dense::Wgrad(LinearWgrad { dz: a, x, dw, accumulate: Accumulate::Overwrite })
             }
         })
     };
