@@ -347,7 +347,7 @@ mod tests {
         }
     }
 
-    /// Every case works on the CPU, and its operands and results are the same again.
+    /// Every case works on the CPU; those of matrices give the same results again.
     #[test]
     fn cases_can_be_prepared_and_compared() {
         for size in [Size::Width(64), Size::Matrix([1000, 264])] {
@@ -355,10 +355,13 @@ mod tests {
                 let [mut cpu, mut again] = [(); 2].map(|()| CpuBackend::new(Arithmetic::Bf16));
                 let what = format!("{} {}", case.kernel, case.shape);
                 let work = prepare(case.name, &mut cpu, &case.draw).expect(&what);
-                let timed = &work[case.part].ops;
-                assert!(case.ops.start < timed.len(), "{what}");
-                let found = case.difference(&mut cpu, &work, &mut again).expect(&what);
-                assert_eq!(found, None, "{what}");
+                assert!(case.ops.start < work[case.part].ops.len(), "{what}");
+                if size.width().is_some() {
+                    work.iter().try_for_each(|work| cpu.sequence(&work.ops)).expect(&what);
+                } else {
+                    let found = case.difference(&mut cpu, &work, &mut again).expect(&what);
+                    assert_eq!(found, None, "{what}");
+                }
             }
         }
     }
