@@ -11,7 +11,6 @@ mod training {
     mod methods;
     mod oracle;
     mod repeat;
-    mod rounding;
     mod semantics;
     mod spy;
     mod step;

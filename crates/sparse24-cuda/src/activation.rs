@@ -60,7 +60,7 @@ pub fn backward(
 }
 
 /// Every activation with the operation and the kernel of its forward and of its backward pass.
-pub(crate) static KERNELS: [(Activation, [(&str, &str); 2]); 4] = [
+static KERNELS: [(Activation, [(&str, &str); 2]); 4] = [
     (Activation::Gelu, [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")]),
     (
         Activation::GeluErf,

@@ -1,11 +1,10 @@
-//! Benchmarks: for every kernel, operands of a shape, a check of its results against core or the
-//! CPU, the bytes and FLOPs that it must move or compute, and a launch.
+//! Benchmarks: the sparse products with all their plans and competitors, and the clock for work of
+//! any owner of a GPU.
 //!
 //! A [`Case`] needs no GPU. A [`Bench`] verifies a case and then times it, in turns with its
-//! competitors and over more buffers than the L2 holds. Invariant: a wrong result has no time.
+//! competitors and over more buffers than the L2 holds; an [`Operation`] was verified by the
+//! caller. Invariant: a wrong result has no time.
 
-mod activations;
-mod attention;
 mod check;
 mod input;
 mod machine;
@@ -13,14 +12,10 @@ mod nvml;
 mod peer;
 mod products;
 mod report;
-mod rows;
 mod size;
 mod timing;
-mod weights;
 
-use std::collections::{BTreeMap, HashSet};
-
-use sparse24_core::op::Accumulate;
+use std::collections::BTreeMap;
 
 use crate::{
     Device, Error,
@@ -33,9 +28,10 @@ use timing::{Contestant, contest};
 
 pub use machine::{Known, Machine};
 pub use nvml::Reading;
+pub use products::products;
 pub use report::{Block, Measured, Outcome, Peer, PlanTime, Record, Report};
 pub use size::Size;
-pub use timing::{Effort, Quantiles};
+pub use timing::{Effort, Launch, Owner, Quantiles};
 
 /// Tokens per case: 16 sequences of 1024.
 pub const TOKENS: usize = 16 * 1024;
@@ -96,10 +92,6 @@ struct Work {
 }
 
 impl Work {
-    fn moves(bytes: usize) -> Self {
-        Self { bytes: bytes as f64, flops: 0.0, speed: 1.0 }
-    }
-
     /// The longer of the times for bytes and for products at these rates, in microseconds, and
     /// which one it is; `None` without a rate.
     fn floor(&self, rates: &Rates) -> Option<(f64, &'static str)> {
@@ -124,22 +116,20 @@ struct Rates {
 /// Size of the square product that measures the dense rate.
 const SQUARE: usize = 8192;
 
-/// The cases for some sizes, without duplicates, grouped by kernel.
-#[must_use]
-pub fn cases(sizes: &[Size]) -> Vec<Case> {
-    let families =
-        [weights::cases, activations::cases, rows::cases, attention::cases, products::cases];
-    let mut cases: Vec<Case> = Vec::new();
-    for case in families.iter().flat_map(|family| sizes.iter().flat_map(family)) {
-        if !cases.iter().any(|other| (other.kernel, &other.shape) == (case.kernel, &case.shape)) {
-            cases.push(case);
-        }
-    }
-    let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
-    let mut seen = HashSet::new();
-    kernels.retain(|kernel| seen.insert(*kernel));
-    cases.sort_by_key(|case| kernels.iter().position(|kernel| *kernel == case.kernel));
-    cases
+/// Verified work of an owner of the GPU.
+pub struct Operation<T> {
+    /// The owner.
+    pub owner: T,
+    /// The verification, in words.
+    pub verified: &'static str,
+    /// Bytes that must be moved.
+    pub bytes: usize,
+    /// FLOPs of its products.
+    pub flops: f64,
+    /// Number of sets of operands.
+    pub sets: usize,
+    /// Queues the work on one of them.
+    pub launch: Box<Launch<T>>,
 }
 
 /// Runs cases on a GPU.
@@ -195,6 +185,29 @@ impl Bench {
         Ok(self.records.last().expect("it was just pushed"))
     }
 
+    /// Times an operation, or records why it has no time.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], after which no case can run, and errors of operands, which are defects.
+    pub fn time<T: Owner + 'static>(
+        &mut self,
+        kernel: &'static str,
+        shape: &str,
+        prepared: Result<Operation<T>, Box<Outcome>>,
+    ) -> Result<&Record, Error> {
+        // Fails if the GPU does.
+        self.device.reset()?;
+        let outcome = match prepared {
+            Ok(operation) => match self.measure_operation(operation) {
+                Ok(measured) => Outcome::Measured(measured),
+                Err(stop) => stop.outcome()?,
+            },
+            Err(outcome) => *outcome,
+        };
+        self.records.push(Record { kernel, shape: shape.to_owned(), outcome });
+        Ok(self.records.last().expect("it was just pushed"))
+    }
+
     /// The report of all cases, with the machine's state after them.
     ///
     /// # Errors
@@ -212,22 +225,32 @@ impl Bench {
     }
 
     fn measure(&mut self, case: &Case) -> Result<Measured, Stop> {
-        let Prepared { work, verified, plans, without, mut contestants } = (case.prepare)(self)?;
-        let mut reading = None;
-        let sensor = &self.sensor;
-        let times = contest(&mut self.device, &mut contestants, self.effort, || {
-            reading = sensor.as_ref().map(Sensor::read)
-        })?;
-        let names = contestants.into_iter().map(|contestant| contestant.name);
-        let times: Vec<(String, Quantiles)> = names.zip(times).collect();
-        self.measure_rates(&work)?;
-        Ok(Measured {
-            verified,
-            plans,
-            without,
-            reading,
-            ..Measured::new(&work, work.floor(&self.rates), &times)
-        })
+        let Prepared { work, verified, plans, without, contestants } = (case.prepare)(self)?;
+        let (times, reading) =
+            timed(&mut self.device, contestants, self.effort, self.sensor.as_ref())?;
+        let measured = self.measured(&work, &times)?;
+        Ok(Measured { verified, plans, without, reading, ..measured })
+    }
+
+    /// Work without products is compared with a copy of as many bytes.
+    fn measure_operation<T: Owner + 'static>(
+        &mut self,
+        operation: Operation<T>,
+    ) -> Result<Measured, Stop> {
+        let Operation { mut owner, verified, bytes, flops, sets, launch } = operation;
+        let mut contestants = vec![Contestant { name: "itself".into(), sets, launch }];
+        if flops == 0.0 {
+            contestants.push(timing::copy(&mut owner, bytes, sets)?);
+        }
+        let (times, reading) = timed(&mut owner, contestants, self.effort, self.sensor.as_ref())?;
+        let work = Work { bytes: bytes as f64, flops, speed: 1.0 };
+        let measured = self.measured(&work, &times)?;
+        Ok(Measured { verified, reading, ..measured })
+    }
+
+    fn measured(&mut self, work: &Work, times: &[(String, Quantiles)]) -> Result<Measured, Error> {
+        self.measure_rates(work)?;
+        Ok(Measured::new(work, work.floor(&self.rates), times))
     }
 
     /// Measures the rates that the floor of this work needs, once.
@@ -279,76 +302,45 @@ impl Bench {
         Ok(gemm)
     }
 
-    /// As many sets of operands, of `bytes` each, that the L2 no longer holds the first.
+    /// The number of sets of operands, of `bytes` each, after which the L2 no longer holds the
+    /// first.
+    #[must_use]
+    pub fn set_count(&self, bytes: usize) -> usize {
+        (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES)
+    }
+
+    /// As many sets of operands, of `bytes` each.
     fn sets<S>(
         &mut self,
         bytes: usize,
         mut operands: impl FnMut(&mut Device) -> Result<S, Error>,
     ) -> Result<Vec<S>, Error> {
-        let count = (4 * self.l2_bytes).div_ceil(bytes.max(1)).clamp(2, timing::LAUNCHES);
-        (0..count).map(|_| operands(&mut self.device)).collect()
-    }
-
-    /// A kernel that moves `bytes` on each set of operands, compared with a copy of as many. It is
-    /// launched once on the first set, and `check` verifies the result.
-    fn kernel<S: 'static>(
-        &mut self,
-        verified: &'static str,
-        bytes: usize,
-        sets: Vec<S>,
-        launch: impl Fn(&mut Device, &S) -> Result<(), Error> + 'static,
-        check: impl FnOnce(&mut Device, &S) -> Result<(), Stop>,
-    ) -> Result<Prepared, Stop> {
-        launch(&mut self.device, &sets[0])?;
-        check(&mut self.device, &sets[0])?;
-        let copy = timing::copy(&mut self.device, bytes, sets.len())?;
-        let contestants = vec![Contestant::new("itself", sets, launch), copy];
-        Ok(Prepared::new(Work::moves(bytes), verified, contestants))
+        (0..self.set_count(bytes)).map(|_| operands(&mut self.device)).collect()
     }
 }
 
-/// Benches overwrite their outputs.
-const OVERWRITE: Accumulate = Accumulate::Overwrite;
+/// The names and times of contestants, and the sensors while the first of them runs.
+#[expect(clippy::type_complexity, reason = "two results")]
+fn timed<T: Owner>(
+    owner: &mut T,
+    mut contestants: Vec<Contestant<T>>,
+    effort: Effort,
+    sensor: Option<&Sensor>,
+) -> Result<(Vec<(String, Quantiles)>, Option<Reading>), Error> {
+    let mut reading = None;
+    let times = contest(owner, &mut contestants, effort, || reading = sensor.map(Sensor::read))?;
+    let names = contestants.into_iter().map(|contestant| contestant.name);
+    Ok((names.zip(times).collect(), reading))
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::SOURCES;
-
-    #[test]
-    fn every_kernel_has_a_case() {
-        let cases = cases(&Size::all());
-        let covered: Vec<&str> = cases.iter().flat_map(|case| case.entries).copied().collect();
-        for entry in SOURCES.iter().flat_map(|source| source.entries) {
-            assert!(
-                covered.iter().any(|beginning| entry.starts_with(beginning)),
-                "no case launches {entry}"
-            );
-        }
-        for beginning in covered {
-            let launches = SOURCES
-                .iter()
-                .flat_map(|source| source.entries)
-                .any(|entry| entry.starts_with(beginning));
-            assert!(launches, "no kernel starts with {beginning}");
-        }
-    }
-
-    #[test]
-    fn cases_are_unique_and_grouped_by_kernel() {
-        let cases = cases(&Size::all());
-        let mut seen = HashSet::new();
-        assert!(cases.iter().all(|case| seen.insert((case.kernel, case.shape.clone()))));
-        let mut kernels: Vec<&str> = cases.iter().map(|case| case.kernel).collect();
-        kernels.dedup();
-        let distinct: HashSet<&str> = kernels.iter().copied().collect();
-        assert_eq!(kernels.len(), distinct.len(), "{kernels:?}");
-    }
 
     #[test]
     fn the_floor_is_the_longer_time() {
         let rates = Rates { copy: Some(4e12), dense: Some(800e12) };
-        assert_eq!(Work::moves(4_000_000).floor(&rates), Some((1.0, "bytes")));
+        assert_eq!(Work { bytes: 4e6, flops: 0.0, speed: 1.0 }.floor(&rates), Some((1.0, "bytes")));
         let product = Work { bytes: 4e6, flops: 1.6e12, speed: 2.0 };
         assert_eq!(product.floor(&rates), Some((1000.0, "products")));
         assert_eq!(Work { bytes: 8e9, ..product }.floor(&rates), Some((2000.0, "bytes")));

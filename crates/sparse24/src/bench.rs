@@ -19,9 +19,9 @@ mod cuda {
     }
 }
 
-/// Verify and time the CUDA kernels on this machine's GPU, or profile a training step
+/// Verify and time the operations of training on this machine's GPU, or profile a training step
 ///
-/// Exits with 0 only if every kernel is correct.
+/// Exits with 0 only if every result is correct.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Run only kernels whose name matches; may be repeated
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// may be repeated
     #[arg(long, value_name = "SIZE")]
     size: Vec<cuda::Size>,
-    /// Take fewer samples: seconds instead of minutes, with a wider spread
+    /// Take fewer samples, with a wider spread
     #[arg(long)]
     quick: bool,
     /// List the cases without running them; needs no GPU

@@ -20,6 +20,7 @@ test_() { ./gpu; ./conformance_cuda; ./gpu_training; }
 # all cores and others all GPU memory.
 long() {
     ./gpu --ignored --skip planted::
+    ./sparse24 bench --quick --size 128 --size 1000x264
     ./gpu_training --ignored --skip holder --test-threads 1 --nocapture
     repeat
 }

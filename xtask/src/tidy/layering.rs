@@ -32,6 +32,7 @@ const CORE: &str = "sparse24-core";
 const CPU: &str = "sparse24-cpu";
 const CUDA: &str = "sparse24-cuda";
 const TRAIN: &str = "sparse24-train";
+const CONFORMANCE: &str = "sparse24-conformance";
 const RUN: &str = "sparse24-run";
 const LAB: &str = "sparse24-lab";
 const COMMAND: &str = "sparse24";
@@ -43,10 +44,11 @@ const FLOORS: &[Floor] = &[
     floor(CUDA, &[CORE], &[CPU], None),
     // Embedding the layers brings no tokenizer, file format, clock or terminal.
     floor(TRAIN, &[CORE], &[CPU, CUDA], Some(&["half", "libm", "ndarray", "rayon", "thiserror"])),
+    floor(CONFORMANCE, &[CORE, TRAIN], &[], Some(&["half", "libm", "ndarray"])),
     floor(RUN, &[CORE, CPU, TRAIN], &[CUDA], None),
     floor(LAB, &[CORE, TRAIN, RUN], &[], None),
-    floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CUDA], None),
-    floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, RUN, LAB, COMMAND], &[], None),
+    floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CONFORMANCE, CUDA], None),
+    floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, CONFORMANCE, RUN, LAB, COMMAND], &[], None),
     floor("xtask", &[CUDA], &[], Some(&["clap", "rayon", "regex", "serde_json"])),
 ];
 

@@ -1,15 +1,15 @@
-//! Activations: layouts, threads and saturation. The conformance suite checks their values.
+//! Activations: layouts and saturation. The conformance suite checks their values.
 
 use ndarray::{Array2, Axis, arr2, concatenate, s};
 use sparse24_core::op::Activation;
 use sparse24_cpu::activation::{activation_backward, activation_forward};
 
-use crate::input::{any_threads, assert_close, column_major, poison, random};
+use crate::input::{assert_close, column_major, poison, random};
 
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [7, 13], [300, 70], [1, 20_000], [0, 4]];
 
 #[test]
-fn neither_layout_nor_threads_change_a_bit() {
+fn the_layout_changes_no_bit() {
     type Layout = fn(&Array2<f32>) -> Array2<f32>;
     let row_major: Layout = Array2::clone;
     for (activation, [p, f]) in Activation::ALL.into_iter().flat_map(|a| SHAPES.map(|s| (a, s))) {
@@ -18,14 +18,10 @@ fn neither_layout_nor_threads_change_a_bit() {
         let run = |layouts: [Layout; 3]| {
             let [of_z, of_dh, of_outputs] = layouts;
             let (z, dh) = (of_z(&z), of_dh(&dh));
-            any_threads(|| {
-                let mut outputs = [poison([p, f]), poison([p, width])].map(|x| of_outputs(&x));
-                activation_forward(activation, z.view(), outputs[0].view_mut()).unwrap();
-                let dz = outputs[1].view_mut();
-                activation_backward(activation, dh.view(), z.view(), dz).unwrap();
-                outputs
-            })
-            .map(|x| x.mapv(f32::to_bits))
+            let mut outputs = [poison([p, f]), poison([p, width])].map(|x| of_outputs(&x));
+            activation_forward(activation, z.view(), outputs[0].view_mut()).unwrap();
+            activation_backward(activation, dh.view(), z.view(), outputs[1].view_mut()).unwrap();
+            outputs.map(|x| x.mapv(f32::to_bits))
         };
         let expected = run([row_major; 3]);
         assert_eq!(run([column_major; 3]), expected);

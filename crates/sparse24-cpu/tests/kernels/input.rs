@@ -149,24 +149,6 @@ pub(crate) fn threads(mut f: impl FnMut() + Send) {
     POOLS.with(|pools| pools.iter().for_each(|pool| pool.install(&mut f)));
 }
 
-/// The outputs of `kernel`, after asserting that they have the same bits on 1, 2 and 7 threads.
-pub(crate) fn any_threads<const N: usize>(
-    kernel: impl Fn() -> [Array2<f32>; N] + Sync + Send,
-) -> [Array2<f32>; N] {
-    let mut outputs = None;
-    threads(|| {
-        let (found, first) = (kernel(), outputs.get_or_insert_with(&kernel));
-        first.iter().zip(&found).for_each(|(first, found)| assert_same(found.view(), first.view()));
-    });
-    outputs.expect("there are threads")
-}
-
-/// The bits of a number as two elements, for [`any_threads`].
-pub(crate) fn one_number(x: f64) -> Array2<f32> {
-    let bits = x.to_bits();
-    ndarray::arr2(&[[f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]])
-}
-
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![
         3 => Just(Layout::RowMajor),

@@ -1,7 +1,6 @@
 //! The kernels where the conformance suite of the workspace does not reach: the sparse ones against
 //! core, bit for bit, with all element types, hostile values, any strides, numbers of threads and
-//! SIMD levels; the dense ones on any number of threads, in other layouts and on extreme inputs;
-//! operands that do not fit.
+//! SIMD levels; the dense ones in other layouts and on extreme inputs; operands that do not fit.
 
 mod activation;
 mod compress;
@@ -13,4 +12,3 @@ mod math;
 mod mvue;
 mod permute;
 mod search;
-mod threads;

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2};
+use ndarray::Array2;
 use sparse24_core::philox::{Philox4x32, uniform};
 
 use crate::{Device, Error, Matrix, Scalar};
@@ -63,16 +63,6 @@ pub(super) fn repeat<T: Scalar>(
     Ok(())
 }
 
-/// Like [`repeat`], on the host.
-pub(super) fn tall<T: Copy>(rows: usize, panel: &Array2<T>) -> Array2<T> {
-    let elements = panel.as_slice().expect("row-major");
-    let mut out = Vec::with_capacity(rows * panel.ncols());
-    while out.len() < rows * panel.ncols() {
-        out.extend_from_slice(&elements[..elements.len().min(rows * panel.ncols() - out.len())]);
-    }
-    Array2::from_shape_vec((rows, panel.ncols()), out).expect("as many")
-}
-
 /// A new matrix with the rows of a panel.
 pub(super) fn repeated<T: Scalar>(
     device: &mut Device,
@@ -82,18 +72,4 @@ pub(super) fn repeated<T: Scalar>(
     let to = device.alloc("input", shape)?;
     repeat(device, to, panel)?;
     Ok(to)
-}
-
-/// A new matrix with these elements.
-pub(super) fn upload<T: Scalar>(
-    device: &mut Device,
-    from: ArrayView2<'_, T>,
-) -> Result<Matrix<T>, Error> {
-    let to = device.alloc("input", [from.nrows(), from.ncols()])?;
-    device.upload(to, from.as_slice().expect("row-major"))?;
-    Ok(to)
-}
-
-pub(super) fn widened(x: &Array2<bf16>) -> Array2<f32> {
-    x.mapv(bf16::to_f32)
 }

@@ -1,21 +1,20 @@
-//! Products of a layer: sparse ones compared with cuSPARSELt and cuBLASLt, and the dense ones of
-//! the rest of the model.
+//! The sparse products of a layer, compared with cuSPARSELt and cuBLASLt.
 //!
-//! A sparse product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n
-//! k; the floor of a sparse product assumes twice the dense rate. Sampled elements are compared
-//! with f64.
+//! A product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n k; the
+//! floor assumes twice the dense rate. Sampled elements are compared with f64.
 
 use half::bf16;
 use ndarray::Array2;
 use sparse24_core::{
     MaskKind,
     compressed::Compressed24,
+    op::Accumulate,
     philox::{Philox4x32, uniform},
+    search::mask_search,
 };
-use sparse24_cpu as cpu;
 
 use super::{
-    Bench, Case, OVERWRITE, Prepared, Size, TOKENS, Work,
+    Bench, Case, Prepared, Size, TOKENS, Work,
     check::Stop,
     input::{PANEL, panel, random, repeat, repeated},
     peer,
@@ -25,7 +24,7 @@ use super::{
 use crate::{
     Device, Error, Matrix, Scalar,
     compressed::Compressed,
-    gemm::{Gemm, LinearDgrad, LinearForward, LinearWgrad},
+    gemm::{Gemm, LinearForward, LinearWgrad},
     layout::{Fragments, to_fragments},
     spmm24::{Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
 };
@@ -34,7 +33,6 @@ use crate::{
 const SAMPLES: u32 = 256;
 /// Relative error of rounding to bf16.
 const ROUNDED: f64 = 1.0 / 256.0;
-const VERIFIED: &str = "256 elements, against sums in f64";
 
 /// Which plans are timed.
 #[derive(Clone, Copy, PartialEq)]
@@ -45,15 +43,9 @@ enum Plans {
     Mma,
 }
 
-/// Which product of a linear layer.
-#[derive(Clone, Copy, PartialEq)]
-enum Linear {
-    Forward,
-    Dgrad,
-    Wgrad,
-}
-
-pub(super) fn cases(size: &Size) -> Vec<Case> {
+/// The sparse products of the layers of a size.
+#[must_use]
+pub fn products(size: &Size) -> Vec<Case> {
     use Plans::{Fastest, Mma};
     let Some(d) = size.width() else { return Vec::new() };
     let p = TOKENS;
@@ -62,7 +54,7 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     let [mma_transposed, mma_straight]: [&[&str]; 2] =
         [&["spmm24_mma_transposed"], &["spmm24_mma_straight"]];
     // The up layer's forward product has the shape of the down layer's dgrad, and vice versa.
-    let sparse_cases = [
+    [
         ("spmm24_transposed", transposed, Form::Transposed, Fastest, [4 * d, p, d]),
         ("spmm24_transposed", transposed, Form::Transposed, Fastest, [d, p, 4 * d]),
         ("spmm24", straight, Form::Straight, Fastest, [4 * d, d, p]),
@@ -72,29 +64,8 @@ pub(super) fn cases(size: &Size) -> Vec<Case> {
     ]
     .map(|(kernel, entries, form, which, shape)| {
         Case::new(kernel, entries, shape, move |bench, shape| sparse(bench, form, shape, which))
-    });
-    let linear_cases = [
-        ("linear_forward", Linear::Forward),
-        ("linear_dgrad", Linear::Dgrad),
-        ("linear_wgrad", Linear::Wgrad),
-    ]
-    .into_iter()
-    .flat_map(|(kernel, product)| {
-        // Attention in and out, up, down, and a chunk of the head.
-        [[p, d, 3 * d], [p, d, d], [p, d, 4 * d], [p, 4 * d, d], [4096, d, 50304]].map(
-            |[p, q, r]| {
-                let shape = match product {
-                    Linear::Forward => [p, r, q],
-                    Linear::Dgrad => [p, q, r],
-                    Linear::Wgrad => [r, q, p],
-                };
-                Case::new(kernel, &[], shape, move |bench, shape| {
-                    linear(bench, product, shape, [p, q, r])
-                })
-            },
-        )
-    });
-    sparse_cases.into_iter().chain(linear_cases).collect()
+    })
+    .into()
 }
 
 /// Reads an element of a result.
@@ -188,8 +159,7 @@ fn sparse(
 ) -> Result<Prepared, Stop> {
     // A panel of A, 2:4 along its rows; A repeats its rows.
     let dense = random([PANEL.min(m), k], 1).mapv(bf16::from_f32);
-    let mut mask = sparse24_core::Mask::empty(dense.nrows(), k)?;
-    cpu::search::mask_search(dense.view(), MaskKind::RowWise, &mut mask).expect("tiled");
+    let mask = mask_search(dense.view(), MaskKind::RowWise)?;
     let logical = Compressed24::encode(dense.view(), &mask)?;
     let pruned = logical.decode();
     let Fragments { values, metadata } = to_fragments(&logical);
@@ -221,15 +191,13 @@ fn sparse(
             }
             Form::Straight => {
                 let d = device.alloc("d", shape_of_d)?;
-                Set::Straight(Straight { a, b, d, accumulate: OVERWRITE, scratch })
+                Set::Straight(Straight { a, b, d, accumulate: Accumulate::Overwrite, scratch })
             }
         })
     })?;
-    let b = |i: usize, column: usize| match form {
-        Form::Transposed => wide(&of_b, column, i),
-        Form::Straight => wide(&of_b, i, column),
+    let term = |[row, column]: [usize; 2], i: usize| {
+        wide(&pruned, row, i) * operand(form, &of_b, column, i)
     };
-    let term = |[row, column]: [usize; 2], i: usize| wide(&pruned, row, i) * b(i, column);
     let device = &mut bench.device;
     for &plan in &offered {
         sets[0].launch(device, plan)?;
@@ -253,7 +221,8 @@ fn sparse(
         }
     }
     let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };
-    Ok(Prepared { plans, without, ..Prepared::new(work, VERIFIED, contestants) })
+    let verified = "256 elements, against sums in f64";
+    Ok(Prepared { plans, without, ..Prepared::new(work, verified, contestants) })
 }
 
 /// Blocks as rows, like those of a compressed matrix.
@@ -314,43 +283,45 @@ fn cusparselt(
 fn cublaslt(
     bench: &mut Bench,
     form: Form,
-    [m, n, k]: [usize; 3],
+    shape @ [m, n, k]: [usize; 3],
     sets: &[Set],
     of_b: &Array2<bf16>,
 ) -> Result<Contestant, Stop> {
     const D: &str = "d of cuBLASLt";
+    let mut gemm = bench.gemm()?;
     let device = &mut bench.device;
-    match form {
-        Form::Transposed => {
-            let of_a = panel(k, 1);
-            let weight = repeated(device, [m, k], &of_a)?;
-            let set = |set: &Set| {
+    let shape_of_a = if form == Form::Transposed { [m, k] } else { [k, m] };
+    let of_a = panel(shape_of_a[1], 1);
+    let a = repeated(device, shape_of_a, &of_a)?;
+    let set = |set: &Set| {
+        let x = set.b();
+        Ok(match form {
+            Form::Transposed => {
                 let z = device.alloc(D, [n, m])?;
-                Ok(Dense::Forward(LinearForward { x: set.b(), weight, bias: None, z }))
-            };
-            let sets = sets.iter().map(set).collect::<Result<_, Error>>()?;
-            let term = |[i, j]: [usize; 2], l: usize| wide(of_b, i, l) * wide(&of_a, j, l);
-            dense(bench, ["cuBLASLt"; 2], [n, m, k], sets, term)
-        }
-        Form::Straight => {
-            let of_a = panel(m, 1);
-            let dz = repeated(device, [k, m], &of_a)?;
-            let set = |set: &Set| {
+                Dense::Forward(LinearForward { x, weight: a, bias: None, z })
+            }
+            Form::Straight => {
                 let dw = device.alloc(D, [m, n])?;
-                Ok(Dense::Wgrad(LinearWgrad { dz, x: set.b(), dw, accumulate: OVERWRITE }))
-            };
-            let sets = sets.iter().map(set).collect::<Result<_, Error>>()?;
-            let term = |[i, j]: [usize; 2], l: usize| wide(&of_a, l, i) * wide(of_b, l, j);
-            dense(bench, ["cuBLASLt"; 2], [m, n, k], sets, term)
-        }
-    }
+                Dense::Wgrad(LinearWgrad { dz: a, x, dw, accumulate: Accumulate::Overwrite })
+            }
+        })
+    };
+    let sets: Vec<Dense> = sets.iter().map(set).collect::<Result<_, Error>>()?;
+    sets[0].launch(device, &mut gemm)?;
+    let term = |[row, column]: [usize; 2], i: usize| {
+        operand(form, &of_a, row, i) * operand(form, of_b, column, i)
+    };
+    let (first, rounded) = (sets[0], if form == Form::Transposed { ROUNDED } else { 0.0 });
+    sampled("cuBLASLt", shape, rounded, term, &mut |at| first.read(device, at))?;
+    bench.plans = gemm.plans();
+    let launch = move |device: &mut Device, set: &Dense| set.launch(device, &mut gemm);
+    Ok(Contestant::new("cuBLASLt", sets, launch))
 }
 
-/// A set of operands of a dense product.
+/// A set of operands of the dense product.
 #[derive(Clone, Copy)]
 enum Dense {
     Forward(LinearForward),
-    Dgrad(LinearDgrad),
     Wgrad(LinearWgrad),
 }
 
@@ -358,80 +329,26 @@ impl Dense {
     fn launch(&self, device: &mut Device, gemm: &mut Gemm) -> Result<(), Error> {
         match self {
             Self::Forward(op) => gemm.linear_forward(device, op),
-            Self::Dgrad(op) => gemm.linear_dgrad(device, op),
             Self::Wgrad(op) => gemm.linear_wgrad(device, op),
         }
     }
 
-    /// An element of the result.
-    fn read(&self, device: &mut Device, at: [usize; 2]) -> Result<f64, Error> {
+    /// An element of D.
+    fn read(&self, device: &mut Device, [row, column]: [usize; 2]) -> Result<f64, Error> {
         match self {
-            Self::Forward(op) => element(device, op.z, at),
-            Self::Dgrad(op) => element(device, op.dx, at),
-            Self::Wgrad(op) => element(device, op.dw, at),
+            Self::Forward(op) => element(device, op.z, [column, row]),
+            Self::Wgrad(op) => element(device, op.dw, [row, column]),
         }
     }
 }
 
-/// cuBLASLt's product of these sets, under its name, if the result, `what`, is correct: sums of k
-/// products `term` in a result `[m, n]`.
-fn dense(
-    bench: &mut Bench,
-    [name, what]: [&str; 2],
-    shape: [usize; 3],
-    sets: Vec<Dense>,
-    term: impl Fn([usize; 2], usize) -> f64,
-) -> Result<Contestant, Stop> {
-    let mut gemm = bench.gemm()?;
-    let device = &mut bench.device;
-    sets[0].launch(device, &mut gemm)?;
-    let rounded = if matches!(sets[0], Dense::Wgrad(_)) { 0.0 } else { ROUNDED };
-    sampled(what, shape, rounded, term, &mut |at| sets[0].read(device, at))?;
-    bench.plans = gemm.plans();
-    let launch = move |device: &mut Device, set: &Dense| set.launch(device, &mut gemm);
-    Ok(Contestant::new(name, sets, launch))
-}
-
-/// `shape` is that of the product, and `[p, q, r]` tokens, in-features and out-features.
-fn linear(
-    bench: &mut Bench,
-    product: Linear,
-    shape: [usize; 3],
-    [p, q, r]: [usize; 3],
-) -> Result<Prepared, Stop> {
-    let [of_x, of_dz, of_w] = [(q, 1), (r, 2), (q, 3)].map(|(columns, seed)| panel(columns, seed));
-    let (what, bytes) = match product {
-        Linear::Forward => ("z", 2 * (p * q + r * q + p * r)),
-        Linear::Dgrad => ("dx", 2 * (p * q + r * q + p * r)),
-        Linear::Wgrad => ("dw", 2 * (p * q + p * r) + 4 * r * q),
-    };
-    let weight = repeated(&mut bench.device, [r, q], &of_w)?;
-    let sets = bench.sets(bytes, |device| {
-        Ok(match product {
-            Linear::Forward => {
-                let (x, z) = (repeated(device, [p, q], &of_x)?, device.alloc("z", [p, r])?);
-                Dense::Forward(LinearForward { x, weight, bias: None, z })
-            }
-            Linear::Dgrad => {
-                let (dz, dx) = (repeated(device, [p, r], &of_dz)?, device.alloc("dx", [p, q])?);
-                Dense::Dgrad(LinearDgrad { dz, weight, dx })
-            }
-            Linear::Wgrad => {
-                let (dz, x) = (repeated(device, [p, r], &of_dz)?, repeated(device, [p, q], &of_x)?);
-                let dw = device.alloc("dw", [r, q])?;
-                Dense::Wgrad(LinearWgrad { dz, x, dw, accumulate: OVERWRITE })
-            }
-        })
-    })?;
-    let term = |[i, j]: [usize; 2], k: usize| match product {
-        Linear::Forward => wide(&of_x, i, k) * wide(&of_w, j, k),
-        Linear::Dgrad => wide(&of_dz, i, k) * wide(&of_w, k, j),
-        Linear::Wgrad => wide(&of_dz, k, i) * wide(&of_x, k, j),
-    };
-    let itself = dense(bench, ["itself", what], shape, sets, term)?;
-    let flops = 2.0 * p as f64 * q as f64 * r as f64;
-    let work = Work { bytes: bytes as f64, flops, speed: 1.0 };
-    Ok(Prepared::new(work, VERIFIED, vec![itself]))
+/// An element of an operand that is stored with k along its rows in the transposed form, and along
+/// its columns in the other.
+fn operand(form: Form, panel: &Array2<bf16>, at: usize, along: usize) -> f64 {
+    match form {
+        Form::Transposed => wide(panel, at, along),
+        Form::Straight => wide(panel, along, at),
+    }
 }
 
 /// An element of a matrix that repeats the rows of a panel.

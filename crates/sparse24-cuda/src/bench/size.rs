@@ -29,7 +29,8 @@ impl Size {
     }
 
     /// Shape of the up layer's weight.
-    pub(super) const fn weights(self) -> [usize; 2] {
+    #[must_use]
+    pub const fn weights(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [4 * d, d],
             Self::Matrix(shape) => shape,
@@ -37,7 +38,8 @@ impl Size {
     }
 
     /// Shape of the activations between the layers.
-    pub(super) const fn hidden(self) -> [usize; 2] {
+    #[must_use]
+    pub const fn hidden(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [TOKENS, 4 * d],
             Self::Matrix(shape) => shape,
@@ -45,7 +47,8 @@ impl Size {
     }
 
     /// Shape of the residual stream.
-    pub(super) const fn stream(self) -> [usize; 2] {
+    #[must_use]
+    pub const fn stream(self) -> [usize; 2] {
         match self {
             Self::Width(d) => [TOKENS, d],
             Self::Matrix(shape) => shape,
@@ -53,7 +56,8 @@ impl Size {
     }
 
     /// d_model, if the size is a layer.
-    pub(super) const fn width(self) -> Option<usize> {
+    #[must_use]
+    pub const fn width(self) -> Option<usize> {
         match self {
             Self::Width(d) => Some(d),
             Self::Matrix(_) => None,

@@ -13,6 +13,18 @@ use serde::Serialize;
 
 use crate::{Device, Error, Graph, Matrix, flip::flip_count};
 
+/// The owner of an open GPU, on which its work is timed.
+pub trait Owner {
+    /// The GPU.
+    fn device(&mut self) -> &mut Device;
+}
+
+impl Owner for Device {
+    fn device(&mut self) -> &mut Device {
+        self
+    }
+}
+
 /// The most launches of a timing, and sets of buffers. Starting a replay takes microseconds, which
 /// are spread over the launches.
 pub(super) const LAUNCHES: usize = 100;
@@ -62,15 +74,16 @@ impl Quantiles {
 }
 
 /// An operation that is timed.
-pub(super) struct Contestant {
+pub(super) struct Contestant<T = Device> {
     pub(super) name: String,
     /// Number of sets of buffers.
     pub(super) sets: usize,
     /// Queues the operation on one of them.
-    pub(super) launch: Box<Launch>,
+    pub(super) launch: Box<Launch<T>>,
 }
 
-pub(super) type Launch = dyn FnMut(&mut Device, usize) -> Result<(), Error>;
+/// Queues work on one set of buffers.
+pub type Launch<T> = dyn FnMut(&mut T, usize) -> Result<(), Error>;
 
 impl Contestant {
     pub(super) fn new<S: 'static>(
@@ -85,36 +98,44 @@ impl Contestant {
 }
 
 /// A copy that reads and writes `bytes` bytes in total.
-pub(super) fn copy(device: &mut Device, bytes: usize, sets: usize) -> Result<Contestant, Error> {
-    let halves: Matrix<u8> = device.alloc("copy", [2 * sets, (bytes / 2).next_multiple_of(256)])?;
-    let launch = move |device: &mut Device, set: usize| {
+pub(super) fn copy<T: Owner>(
+    owner: &mut T,
+    bytes: usize,
+    sets: usize,
+) -> Result<Contestant<T>, Error> {
+    let shape = [2 * sets, (bytes / 2).next_multiple_of(256)];
+    let halves: Matrix<u8> = owner.device().alloc("copy", shape)?;
+    let launch = move |owner: &mut T, set: usize| {
         let [from, to] = [0, 1]
             .map(|side| halves.rows(2 * set + side..2 * set + side + 1).columns(0..bytes / 2));
-        device.copy(from, to)
+        owner.device().copy(from, to)
     };
     Ok(Contestant { name: "copy".into(), sets, launch: Box::new(launch) })
 }
 
 /// Times contestants in turns; `during` is called once, while the first of them runs.
-pub(super) fn contest(
-    device: &mut Device,
-    contestants: &mut [Contestant],
+pub(super) fn contest<T: Owner>(
+    owner: &mut T,
+    contestants: &mut [Contestant<T>],
     effort: Effort,
     during: impl FnOnce(),
 ) -> Result<Vec<Quantiles>, Error> {
-    let head_start = HeadStart::new(device)?;
+    let head_start = HeadStart::new(owner.device())?;
+    let time = |owner: &mut T, recording: &Graph, launches: usize| {
+        head_start.give(owner.device())?;
+        let ms = owner.device().time(|device| device.replay(recording))?;
+        Ok::<_, Error>(f64::from(ms) * 1e3 / launches as f64)
+    };
     let mut during = Some(during);
     let mut launches = Vec::new();
     for contestant in &mut *contestants {
         // The first launch compiles the kernel and measures plans.
-        run(device, contestant, 0..contestant.sets)?;
-        head_start.give(device)?;
-        let each = f64::from(device.time(|device| run(device, contestant, 0..contestant.sets))?)
-            * 1e3
-            / contestant.sets as f64;
+        run(owner, contestant, 0..contestant.sets)?;
+        let all = record(owner, contestant, 0..contestant.sets)?;
+        let each = time(owner, &all, contestant.sets)?;
         launches.push(((SPAN / each).ceil() as usize).clamp(1, LAUNCHES));
         if let Some(during) = during.take() {
-            run(device, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 10 * LAUNCHES))?;
+            run(owner, contestant, 0..((SEEN / each).ceil() as usize).clamp(1, 10 * LAUNCHES))?;
             during();
         }
     }
@@ -126,36 +147,32 @@ pub(super) fn contest(
             let recording = match recordings.entry((at, first)) {
                 Entry::Occupied(recorded) => recorded.into_mut(),
                 Entry::Vacant(place) => {
-                    place.insert(record(device, contestant, first..first + launches[at])?)
+                    place.insert(record(owner, contestant, first..first + launches[at])?)
                 }
             };
-            head_start.give(device)?;
-            times[at].push(
-                f64::from(device.time(|device| device.replay(recording))?) * 1e3
-                    / launches[at] as f64,
-            );
+            times[at].push(time(owner, recording, launches[at])?);
         }
     }
     Ok(times.into_iter().map(Quantiles::of).collect())
 }
 
-fn run(
-    device: &mut Device,
-    contestant: &mut Contestant,
+fn run<T>(
+    owner: &mut T,
+    contestant: &mut Contestant<T>,
     mut launches: Range<usize>,
 ) -> Result<(), Error> {
     let Contestant { sets, launch, .. } = contestant;
-    launches.try_for_each(|at| launch(device, at % *sets))
+    launches.try_for_each(|at| launch(owner, at % *sets))
 }
 
-fn record(
-    device: &mut Device,
-    contestant: &mut Contestant,
+fn record<T: Owner>(
+    owner: &mut T,
+    contestant: &mut Contestant<T>,
     launches: Range<usize>,
 ) -> Result<Graph, Error> {
-    device.start_capture()?;
-    let queued = run(device, contestant, launches);
-    let recorded = device.end_capture();
+    owner.device().start_capture()?;
+    let queued = run(owner, contestant, launches);
+    let recorded = owner.device().end_capture();
     queued.and(recorded)
 }
 

@@ -7,8 +7,6 @@
 mod activation;
 mod adamw;
 mod attention;
-#[cfg(feature = "bench")]
-mod bench;
 mod dropout;
 mod embedding;
 mod flip;

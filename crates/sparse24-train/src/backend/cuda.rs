@@ -151,6 +151,11 @@ impl CudaBackend {
         })
     }
 
+    /// The GPU, for work beside the backend's own.
+    pub fn gpu(&mut self) -> &mut Gpu {
+        &mut self.gpu
+    }
+
     /// Records the time of everything that this backend launches, once it is started.
     #[must_use]
     pub fn profile(&self) -> Profile {

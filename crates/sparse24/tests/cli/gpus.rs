@@ -104,8 +104,7 @@ fn a_gpu_is_selected_by_its_index() {
 fn a_bench_that_fails_prints_its_results() {
     let place = Place::new();
     for more in ["", "--json"] {
-        let kernels = "--kernel flip_count --kernel geglu_forward";
-        let line = format!("bench --quick --size 128 {kernels} {more}");
+        let line = format!("bench --quick --size 128 --kernel spmm24_mma {more}");
         let Some(mut bench) = command(&place, &[("FAKE_COPIES", "1")], &line) else { return };
         let output = bench.output().unwrap();
         assert_eq!(output.status.code(), Some(6), "{output:?}");
@@ -113,7 +112,7 @@ fn a_bench_that_fails_prints_its_results() {
             [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
         assert!(is_like(&err, "error: upload: *CUDA_ERROR_LAUNCH_FAILED"), "{err}");
         if more.is_empty() {
-            assert!(is_like(&out, "\nflip_count *not run: upload"), "{out}");
+            assert!(is_like(&out, "\nspmm24_mma_transposed *not run: upload"), "{out}");
         } else {
             let report: Value = serde_json::from_str(&out).unwrap();
             assert_eq!(report["cases"].as_array().map(Vec::len), Some(1), "{report}");
@@ -150,7 +149,7 @@ fn libraries_are_found_in_the_folders_of_the_environment_alone() {
     let line = format!("train {TINY} --backend cuda --out run");
     refuses(&place, &named, &line, &format!("{file}*cublasLtCreate*cuBLASLt*CUDA 13"));
     // A bench of kernels reports the library before the first kernel.
-    let bench = "bench --json --quick --size 128 --kernel flip_count";
+    let bench = "bench --json --quick --size 128 --kernel spmm24_mma";
     let report = json(command(&place, &named, bench).unwrap());
     let problem = report["machine"]["cublaslt"]["problem"].as_str().unwrap();
     assert!(problem.starts_with(&file), "{report}");

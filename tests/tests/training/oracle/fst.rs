@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 
 use sparse24_tests::oracle::{
-    PAIRS, adamw, approximate_probabilities,
+    adamw, approximate_probabilities,
     arithmetic::{Arithmetic, Matrix, Tensors},
-    bits,
+    canonical, largest_two,
     layers::Address,
-    tile_patterns,
 };
 use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify},
@@ -391,26 +390,15 @@ pub(crate) fn sparsified(spec: &ModelSpec) -> impl Iterator<Item = (String, u32)
     })
 }
 
-/// The pattern with the largest kept norm, of 90, in every tile.
+/// The best pattern of every tile.
 fn transposable(w: &Matrix) -> Vec<bool> {
     let (rows, columns) = w.dim();
-    let patterns: Vec<u16> =
-        tile_patterns().into_iter().map(|rows| bits(rows.map(|pair| PAIRS[pair]))).collect();
     let mut mask = vec![false; rows * columns];
     for (i, j) in (0..rows / 4).flat_map(|i| (0..columns / 4).map(move |j| (i, j))) {
-        let kept = |pattern: u16| -> f64 {
-            (0..16)
-                .filter(|at| pattern >> at & 1 == 1)
-                .map(|at| w[[4 * i + at / 4, 4 * j + at % 4]].abs())
-                .sum()
-        };
-        let best = patterns
-            .iter()
-            .copied()
-            .max_by(|&a, &b| kept(a).total_cmp(&kept(b)))
-            .expect("90 patterns");
-        for at in (0..16).filter(|at| best >> at & 1 == 1) {
-            mask[(4 * i + at / 4) * columns + 4 * j + at % 4] = true;
+        let at = |at: usize| [4 * i + at / 4, 4 * j + at % 4];
+        let kept = canonical(&std::array::from_fn(|e| w[at(e)] as f32));
+        for [row, column] in (0..16).filter(|e| kept >> e & 1 == 1).map(at) {
+            mask[row * columns + column] = true;
         }
     }
     mask
@@ -418,16 +406,9 @@ fn transposable(w: &Matrix) -> Vec<bool> {
 
 /// The two largest of every four in a row.
 fn row_wise(w: &Matrix) -> Vec<bool> {
-    let magnitudes: Vec<f64> = w.iter().map(|w| w.abs()).collect();
-    magnitudes
-        .chunks(4)
-        .flat_map(|group| {
-            group
-                .iter()
-                .map(|w| group.iter().filter(|other| *other > w).count() < 2)
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let values: Vec<f32> = w.iter().map(|&w| w as f32).collect();
+    let groups = values.as_chunks::<4>().0.iter();
+    groups.flat_map(|&x| [0, 1, 2, 3].map(|at| largest_two(x).contains(&at))).collect()
 }
 
 /// Every magnitude, reduced by the second-smallest of its four in a row.

@@ -1,6 +1,7 @@
 //! `sparse24 bench`: runs the selected kernel cases one after the other.
 
 use std::{
+    collections::HashSet,
     io::{IsTerminal, stderr},
     time::{Duration, Instant},
 };
@@ -10,12 +11,16 @@ use regex::Regex;
 use serde_json::json;
 use sparse24_cuda::{
     Device, Settings,
-    bench::{Bench, Case, Effort, Outcome, Record, Report, Size, cases},
+    bench::{self, Bench, Effort, Outcome, Record, Report, Size, products},
 };
 use sparse24_run::Error;
 use sparse24_train::backend::BackendSettings;
 
-use super::{Args, table};
+use super::{
+    Args,
+    operations::{Operation, operations},
+    table,
+};
 use crate::{
     failure::{Exit, Failure},
     output::{self, counted, note, print_json, say},
@@ -23,12 +28,46 @@ use crate::{
     signals::Signals,
 };
 
+/// An operation of a backend, or a kernel below with all its plans and competitors.
+enum Case {
+    Operation(Operation),
+    Product(bench::Case),
+}
+
+impl Case {
+    /// Name, shape, and prefixes of the names of its kernels.
+    fn names(&self) -> (&'static str, &str, &'static [&'static str]) {
+        match self {
+            Self::Operation(case) => (case.kernel, &case.shape, case.entries),
+            Self::Product(case) => (case.kernel, &case.shape, case.entries),
+        }
+    }
+}
+
+/// The cases for some sizes, without duplicates, grouped by kernel.
+fn cases(sizes: &[Size]) -> Vec<Case> {
+    let operations = sizes.iter().flat_map(operations).map(Case::Operation);
+    let all = operations.chain(sizes.iter().flat_map(products).map(Case::Product));
+    let (mut kernels, mut seen, mut cases) = (Vec::new(), HashSet::new(), Vec::new());
+    for case in all {
+        let (kernel, shape, _) = case.names();
+        if seen.insert((kernel, shape.to_owned())) {
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+            cases.push(case);
+        }
+    }
+    cases.sort_by_key(|case| kernels.iter().position(|&kernel| kernel == case.names().0));
+    cases
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let sizes = if args.size.is_empty() { Size::all() } else { args.size.clone() };
     let all = cases(&sizes);
     let count = counted(all.len(), "case");
     let is_selected = |case: &Case| {
-        args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.kernel))
+        args.kernel.is_empty() || args.kernel.iter().any(|kernel| kernel.is_match(case.names().0))
     };
     let cases: Vec<Case> = all.into_iter().filter(is_selected).collect();
     if cases.is_empty() {
@@ -41,14 +80,22 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let effort = if args.quick { Effort::Quick } else { Effort::Thorough };
     let signals = Signals::take()?;
-    let ordinal = args.override_settings(BackendSettings::default()).gpu;
-    let device = Device::open(&Settings { ordinal, ..Settings::default() }).map_err(Error::from)?;
+    let settings = args.override_settings(BackendSettings::default());
+    let device = Device::open(&Settings { ordinal: settings.gpu, ..Settings::default() });
+    let device = device.map_err(Error::from)?;
     let mut bench = Bench::new(device, effort).map_err(Error::from)?;
     let mut progress = Progress::new(cases.len());
     let completed =
         cases.iter().take_while(|_| signals.received().is_none()).try_for_each(|case| {
             progress.start(case);
-            bench.run(case).map(|record| progress.finish_case(record))
+            let record = match case {
+                Case::Product(case) => bench.run(case),
+                Case::Operation(case) => {
+                    let prepared = case.prepare(settings.clone(), |bytes| bench.set_count(bytes));
+                    bench.time(case.kernel, &case.shape, prepared)
+                }
+            };
+            record.map(|record| progress.finish_case(record))
         });
     progress.finish();
     // Results are printed even if the GPU fails.
@@ -67,13 +114,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
     if args.json {
         let case = |case: &Case| {
-            let Case { kernel, shape, entries, .. } = case;
+            let (kernel, shape, entries) = case.names();
             json!({ "kernel": kernel, "shape": shape, "entries": entries })
         };
         return print_json(&cases.iter().map(case).collect::<Vec<_>>());
     }
     for case in cases {
-        say!("{:<26} {}", case.kernel, case.shape);
+        let (kernel, shape, _) = case.names();
+        say!("{kernel:<26} {shape}");
     }
     Ok(())
 }
@@ -132,7 +180,8 @@ impl Progress {
 
     fn start(&self, case: &Case) {
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{} {}   {}", case.kernel, case.shape, self.last));
+            let (kernel, shape, _) = case.names();
+            bar.set_message(format!("{kernel} {shape}   {}", self.last));
         }
     }
 

@@ -11,7 +11,7 @@ use sparse24_train::backend::{
     op::{Copy, Fill, GradNorm, OptimizerStep},
 };
 
-use super::{Bench, Draw, Matrix, Output, Values};
+use super::{Bench, Draw, Matrix, Output, Values, must};
 use crate::oracle::{
     adamw,
     arithmetic::{Arithmetic, UNIT},
@@ -31,7 +31,9 @@ pub(super) fn copy_and_fill(bench: &mut Bench<'_>, draw: &Draw) {
         };
         let to = output(bench);
         let tensor = to.tensor;
-        bench.check(&[to], &[Copy { from, to: tensor }.into()], |_| vec![values.clone()]);
+        if !bench.check(&[to], &[Copy { from, to: tensor }.into()], |_| vec![values.clone()]) {
+            return;
+        }
         let found = bench.download(tensor);
         assert!(super::same_bits(&[found], &[values]), "a copy has other bits");
         for value in [0.0, -0.0, 1.5, f32::NAN, f32::NEG_INFINITY] {
@@ -43,6 +45,13 @@ pub(super) fn copy_and_fill(bench: &mut Bench<'_>, draw: &Draw) {
         }
     }
 }
+
+/// Without and with a frozen second moment, and each without and with clipping.
+static RULES: [[AdamW; 2]; 2] = {
+    const RULE: AdamW = AdamW { beta1: 0.875, beta2: 0.9375, epsilon: 1e-3, clip: f32::INFINITY };
+    const FROZEN: AdamW = AdamW { beta2: 1.0, ..RULE };
+    [[RULE, AdamW { clip: 0.5, ..RULE }], [FROZEN, AdamW { clip: 0.5, ..FROZEN }]]
+};
 
 /// One row of the optimizer's table.
 struct Row {
@@ -92,20 +101,17 @@ pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
         });
         rows.push(Row { gradient: host, before, weight_decay, mask: mask.map(|(_, mask)| mask) });
     }
-    let table = bench.backend.alloc_table(&entries).expect("memory suffices");
-    let rule = AdamW {
-        beta1: 0.875,
-        beta2: if freezes { 1.0 } else { 0.9375 },
-        epsilon: 1e-3,
-        clip: if clips { 0.5 } else { f32::INFINITY },
-    };
+    let table = must(bench.backend.alloc_table(&entries));
+    let rule = &RULES[usize::from(freezes)][usize::from(clips)];
     let decay = match (on_gradients, on_weights) {
         (true, _) => MaskedDecay::OnGradients(0.25),
         (_, true) => MaskedDecay::OnWeights(0.25),
         _ => MaskedDecay::None,
     };
-    let ops = [Op::from(GradNorm { table }), OptimizerStep { table, rule: &rule, decay }.into()];
-    bench.check(&outputs, &ops, |a| updated(a, &rows, &rule, decay));
+    let ops = [Op::from(GradNorm { table }), OptimizerStep { table, rule, decay }.into()];
+    if !bench.check(&outputs, &ops, |a| updated(a, &rows, rule, decay)) {
+        return;
+    }
     let losses = bench.alloc([1, 1], DType::F32, Region::Activations);
     let norm = norm(&rows);
     let report = bench.backend.report(losses).expect("a report");
@@ -170,7 +176,8 @@ pub(super) fn distances(bench: &mut Bench<'_>, draw: &Draw) {
         id
     });
     let expected = flip_count(&masks[0], &masks[1]).expect("one shape");
-    assert!(expected > 0 || bench.values != Values::Plain, "masks of random weights are equal");
+    let few = q * r < 128 || bench.values != Values::Plain;
+    assert!(expected > 0 || few, "masks of random weights are equal");
     assert_eq!(bench.backend.flip_count(ids[0], ids[1]).expect("one shape"), expected);
     assert_eq!(bench.backend.flip_count(ids[0], ids[0]).expect("one shape"), 0);
     if bench.capabilities.l1_distance {

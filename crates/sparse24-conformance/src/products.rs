@@ -13,7 +13,7 @@ use sparse24_train::backend::{
 };
 
 use super::{Bench, Draw, Matrix, sparse, transposed};
-use crate::oracle::layers;
+use crate::oracle::{arithmetic::Arithmetic, layers};
 
 pub(super) fn accumulate(add: bool) -> Accumulate {
     if add { Accumulate::Add } else { Accumulate::Overwrite }
@@ -21,7 +21,7 @@ pub(super) fn accumulate(add: bool) -> Accumulate {
 
 /// dW or another sum, added to what was there.
 pub(super) fn added(
-    a: &mut crate::oracle::arithmetic::Arithmetic,
+    a: &mut Arithmetic,
     before: Option<&Matrix>,
     sum: Matrix,
     terms: usize,
