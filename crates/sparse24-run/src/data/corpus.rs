@@ -6,9 +6,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    str::Utf8Error,
 };
 
-use super::shard::is_shard;
+use super::{documents::is_plain, shard::is_shard};
 use crate::{Error, disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
@@ -107,9 +108,8 @@ impl Corpus {
     /// empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
         if !(validation > 0.0 && validation < 1.0) {
-            let key = "the share to hold out (data.validation_share, or --validation of prepare)";
             return Err(Error::setting(
-                key,
+                "data.validation_share",
                 format!("expected more than 0 and less than 1, found {validation}"),
             ));
         }
@@ -130,28 +130,39 @@ impl Corpus {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
+    if !is_plain(path) {
+        let problem = "is JSON lines, Parquet or compressed, which `sparse24 prepare` reads; train \
+                       on the folder that it writes";
+        return Err(Error::file(path, problem));
+    }
     let bytes = disk::read(path)?;
+    check_text(path, &bytes)?;
+    String::from_utf8(bytes).map_err(|e| no_text(path, e.as_bytes(), 0, e.utf8_error()))
+}
+
+/// Refuses what begins like a token shard.
+pub(super) fn check_text(path: &Path, head: &[u8]) -> Result<(), Error> {
     // nanoGPT's shards have nothing but their name.
-    if is_shard(&bytes) || path.extension().is_some_and(|kind| kind == "bin") {
+    if is_shard(head) || path.extension().is_some_and(|kind| kind == "bin") {
         let problem = "is a token shard: name its folder, with shards to train on and to evaluate \
                        on, such as train.bin and val.bin";
         return Err(Error::file(path, problem));
     }
-    String::from_utf8(bytes).map_err(|e| {
-        let offset = e.utf8_error().valid_up_to();
-        let byte = e.as_bytes()[offset];
-        Error::file(
-            path,
-            format!(
-                "is not UTF-8 text: byte {byte:#04x} at offset {offset}; \
-            convert it or take it out of the corpus"
-            ),
-        )
-    })
+    Ok(())
+}
+
+/// The error of bytes that are not UTF-8, which start at this offset of the text.
+pub(super) fn no_text(path: &Path, bytes: &[u8], start: usize, error: Utf8Error) -> Error {
+    let (byte, offset) = (bytes[error.valid_up_to()], start + error.valid_up_to());
+    let problem = format!(
+        "is not UTF-8 text: byte {byte:#04x} at offset {offset}; convert it or take it out of the \
+            corpus"
+    );
+    Error::file(path, problem)
 }
 
 /// Appends the files below `folder`, in order.
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+pub(super) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
     let failed = |e: io::Error| Error::io("read", folder, e);
     let mut entries =
         fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
