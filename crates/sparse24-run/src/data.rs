@@ -21,6 +21,7 @@ mod corpus;
 mod dataset;
 mod documents;
 mod encoding;
+mod files;
 mod fingerprint;
 mod folder;
 mod prepare;

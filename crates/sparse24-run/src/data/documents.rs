@@ -17,7 +17,10 @@ use std::{
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::{Tokenizer, corpus};
+use super::{
+    Tokenizer,
+    files::{Format, check_text, format, list, no_text},
+};
 use crate::{Error, disk};
 
 #[cfg(feature = "parquet")]
@@ -43,33 +46,6 @@ pub(super) struct Documents<'a> {
     pub(super) is_divided: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    Text,
-    Lines,
-    Parquet,
-}
-
-/// The format and whether it is compressed, by the ending of the name.
-fn format(path: &Path) -> (Format, bool) {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let (name, is_compressed) = match name.strip_suffix(".zst") {
-        Some(name) => (name, true),
-        None => (name.as_str(), false),
-    };
-    let format = match name.rsplit_once('.') {
-        Some((_, "jsonl" | "ndjson")) => Format::Lines,
-        Some((_, "parquet")) => Format::Parquet,
-        _ => Format::Text,
-    };
-    (format, is_compressed)
-}
-
-/// Whether a file is plain text by its name.
-pub(super) fn is_plain(path: &Path) -> bool {
-    format(path) == (Format::Text, false)
-}
-
 impl<'a> Documents<'a> {
     /// A file, or the files below a folder in the order of [`super::Corpus::open`].
     ///
@@ -90,7 +66,7 @@ impl<'a> Documents<'a> {
         let mut paths = vec![path.to_owned()];
         if kind.is_dir() {
             paths.clear();
-            corpus::list(path, &mut paths)?;
+            list(path, &mut paths)?;
         }
         let (mut files, mut bytes) = (Vec::new(), 0);
         for path in paths {
@@ -140,11 +116,11 @@ impl<'a> Documents<'a> {
             let count = fill(path, &mut source, &mut bytes[kept..])?;
             bytes.truncate(kept + count);
             if offset == 0 {
-                corpus::check_text(path, &bytes)?;
+                check_text(path, &bytes)?;
             }
             let valid = match std::str::from_utf8(&bytes) {
                 Err(e) if e.error_len().is_none() && count > 0 => e.valid_up_to(),
-                Err(e) => return Err(corpus::no_text(path, &bytes, offset, e)),
+                Err(e) => return Err(no_text(path, &bytes, offset, e)),
                 Ok(_) => bytes.len(),
             };
             let text = std::str::from_utf8(&bytes[..valid]).expect("valid up to here");

@@ -31,7 +31,7 @@ const PIECE: usize = 1 << 16;
 /// How much of a corpus is for validation, taken from its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeldOut {
-    /// Of n tokens, all but the first floor(n (1 - share)).
+    /// All but the first floor(n (1 - share)) of n tokens.
     Share(f64),
     /// This many.
     Tokens(usize),
@@ -68,7 +68,7 @@ impl FromStr for HeldOut {
     }
 }
 
-/// What to encode, and how.
+/// A corpus to encode, and how.
 ///
 /// The corpus is a file or a folder, each file in the format that its name ends in: JSON lines
 /// (`.jsonl`) and Parquet (`.parquet`) hold documents, all else is text; text and lines may be

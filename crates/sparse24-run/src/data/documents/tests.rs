@@ -1,3 +1,5 @@
+//! Documents in every format, and damaged files.
+
 use std::{io::Cursor, sync::Arc};
 
 use super::*;
