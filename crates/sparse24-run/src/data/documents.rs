@@ -32,7 +32,7 @@ const BLOCK: usize = 1 << 16;
 const BATCH: usize = 1 << 18;
 /// The longest stretch of text that cannot be cut.
 const UNCUT: usize = 1 << 20;
-/// The longest line of a file of lines, and the largest page of a Parquet file.
+/// The longest line of a file of lines.
 const LARGEST: usize = 64 << 20;
 
 /// The files of a corpus, and how they are divided into documents.

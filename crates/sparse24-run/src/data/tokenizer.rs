@@ -231,6 +231,7 @@ impl Tokenizer {
 
     /// The last place where a text without a [`Tokenizer::border`] can be cut; takes the time of
     /// encoding it.
+    #[cfg_attr(not(feature = "tokenizers"), allow(unused_variables))]
     pub(super) fn last_border(&self, text: &str) -> Option<usize> {
         match self {
             Self::Byte | Self::Character(_) => None,

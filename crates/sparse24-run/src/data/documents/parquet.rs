@@ -1,6 +1,6 @@
 //! One column of text of a Parquet file.
 //!
-//! Invariant: no page is read that claims more than [`LARGEST`] bytes, so that memory is bounded
+//! Invariant: no page is read that claims more than [`PAGE`] bytes, so that memory is bounded
 //! whatever the file says.
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use parquet::{
-    basic::Type,
+    basic::{Compression, Type},
     column::reader::ColumnReaderImpl,
     data_type::ByteArrayType,
     errors::{ParquetError, Result as Parquet},
@@ -24,8 +24,12 @@ use parquet::{
     },
 };
 
-use super::{At, Cutter, LARGEST};
+use super::{At, Cutter};
 use crate::{Error, disk};
+
+/// The largest page and footer. A writer that checks sizes once in a thousand rows makes pages of
+/// a hundred megabytes from books.
+const PAGE: usize = 128 << 20;
 
 /// Each row is a document, but for null.
 pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Result<(), Error> {
@@ -38,8 +42,8 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         return Err(refuse("is not a Parquet file, or was cut: its end is missing".to_owned()));
     }
     let footer = u32::from_le_bytes(end[..4].try_into().expect("four bytes"));
-    if footer as usize > LARGEST {
-        let limit = LARGEST >> 20;
+    if footer as usize > PAGE {
+        let limit = PAGE >> 20;
         return Err(refuse(format!("its footer claims {footer} bytes, more than {limit} MiB")));
     }
     let about = guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0))
@@ -57,8 +61,18 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
     let told = about.file_metadata().num_rows();
     let mut row = 0;
     for group in about.row_groups() {
-        let failed = |row: i64, e: ParquetError| refuse(format!("row {row}: {e}"));
+        let failed = |row: i64, e: ParquetError| {
+            let problem = e.to_string();
+            refuse(format!("row {row}: {}", problem.trim_start_matches("Parquet error: ")))
+        };
         let chunk = group.column(index);
+        let codec = chunk.compression();
+        if !matches!(codec, Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_))
+        {
+            return Err(refuse(format!(
+                "is compressed with {codec}, expected none, Snappy or Zstandard"
+            )));
+        }
         let count = group.num_rows() as usize;
         let pages = guarded(|| SerializedPageReader::new(Arc::clone(&file), chunk, count, None))
             .map_err(|e| failed(row + 1, e))?;
@@ -109,15 +123,18 @@ impl ChunkReader for Pages {
         let length = self.len().saturating_sub(start).min(32) as usize;
         disk::read_at(&self.0, start, &mut head[..length])?;
         let size = uncompressed(&head).ok_or_else(|| general("a damaged page header"))?;
-        if size > LARGEST as u64 {
-            let limit = LARGEST >> 20;
-            return Err(general(format!("a page of {size} bytes, more than {limit} MiB")));
+        if size > PAGE as u64 {
+            let limit = PAGE >> 20;
+            let problem = format!(
+                "a page of {size} bytes, more than {limit} MiB; write smaller ones, or .jsonl"
+            );
+            return Err(general(problem));
         }
         self.0.get_read(start)
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Parquet<Bytes> {
-        if length > LARGEST {
+        if length > PAGE {
             return Err(general(format!("a page of {length} compressed bytes")));
         }
         self.0.get_bytes(start, length)
