@@ -3,6 +3,7 @@
 //! | step | type |
 //! | --- | --- |
 //! | text, split in two | [`Corpus`] |
+//! | documents of any number and size, to shards | [`Preparation`] |
 //! | text to token ids and back | [`Tokenizer`] |
 //! | token ids in memory | [`Tokens`] |
 //! | token ids in a file | [`shard`] |
@@ -18,6 +19,9 @@ mod ahead;
 mod batch;
 mod corpus;
 mod dataset;
+mod documents;
+mod encoding;
+mod files;
 mod fingerprint;
 mod folder;
 mod prepare;
@@ -32,7 +36,7 @@ pub use corpus::{Corpus, VALIDATION_FRACTION};
 pub use dataset::Dataset;
 pub use fingerprint::Progress;
 pub use folder::{Opening, Scan, is_shards, tokenizer_of};
-pub use prepare::prepare;
+pub use prepare::{HeldOut, Preparation};
 pub use split::Split;
 pub use tokenizer::{Tokenizer, TokenizerKind};
 pub use tokens::Tokens;

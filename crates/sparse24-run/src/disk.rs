@@ -92,6 +92,19 @@ impl NewFile {
         }
     }
 
+    /// Opens a file to be changed.
+    pub fn reopen(path: PathBuf) -> Result<Self, Error> {
+        fault::before(Operation::Create(&path))
+            .and_then(|()| open_file(&path, As::Lock))
+            .map(|file| Self { path: path.clone(), file })
+            .map_err(|e| Error::io("write", path, e))
+    }
+
+    /// Cuts the file after this many bytes.
+    pub fn truncate(&mut self, length: u64) -> Result<(), Error> {
+        self.file.set_len(length).map_err(|e| Error::io("write", &self.path, e))
+    }
+
     /// Writes all of `bytes`.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         fault::writer(&mut self.file, &self.path)

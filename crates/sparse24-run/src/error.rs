@@ -77,6 +77,18 @@ pub enum Error {
         /// Byte offset of the first character beyond that.
         offset: usize,
     },
+    /// A word longer than the GPT-2 tokenizer encodes.
+    #[error(
+        "the word at byte {offset} is longer than {} MiB, the longest that is encoded; is this \
+            text?",
+        longest >> 20
+    )]
+    LongWord {
+        /// Longest word, in bytes.
+        longest: usize,
+        /// Byte offset of its start, or of text shortly before it.
+        offset: usize,
+    },
     /// A token id outside the vocabulary.
     #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
     UnknownToken {
@@ -242,6 +254,7 @@ impl Error {
             Self::File { .. }
             | Self::UnknownCharacter { .. }
             | Self::LongWhiteSpace { .. }
+            | Self::LongWord { .. }
             | Self::UnknownToken { .. }
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Io { action: "read", source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -258,12 +271,13 @@ impl Error {
         }
     }
 
-    /// The same error in a text that starts `bytes` earlier.
+    /// The same error in a text that starts `bytes` earlier, modulo 2^64.
     pub(crate) fn moved(mut self, bytes: usize) -> Self {
-        if let Self::UnknownCharacter { offset, .. } | Self::LongWhiteSpace { offset, .. } =
-            &mut self
+        if let Self::UnknownCharacter { offset, .. }
+        | Self::LongWhiteSpace { offset, .. }
+        | Self::LongWord { offset, .. } = &mut self
         {
-            *offset += bytes;
+            *offset = offset.wrapping_add(bytes);
         }
         self
     }

@@ -4,33 +4,44 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_run::{
-    ErrorKind,
-    data::{Corpus, Tokenizer, TokenizerKind, VALIDATION_FRACTION, prepare},
+    Error, ErrorKind,
+    data::{HeldOut, Preparation, TokenizerKind},
 };
 
 use crate::{
     choice,
     failure::Failure,
     output::{say, word},
+    progress::WorkProgress,
     signals::Signals,
 };
 
-/// Encode a text file or folder into token shards (train.bin, val.bin, tokenizer.json)
+/// Encode a corpus into token shards (train.bin, val.bin, tokenizer.json)
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// UTF-8 text file, or folder of them
+    /// File, or folder of files: UTF-8 text, .jsonl or .parquet; text and .jsonl also as .zst
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
     /// UTF-8 bytes (256 tokens), the characters of the text, or GPT-2's byte-pair encoding (50257
     /// tokens)
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: TokenizerKind,
-    /// Folder to create; an existing one must be empty or prepared earlier
+    /// Folder to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Share of the text for validation, taken from its end
-    #[arg(long, value_name = "SHARE", default_value_t = VALIDATION_FRACTION)]
-    validation: f64,
+    /// Text between two documents of a text file [default: a corpus of text is one document]
+    #[arg(long, value_name = "STRING")]
+    separator: Option<String>,
+    /// Field of .jsonl files and column of .parquet files with the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+    /// Share of the tokens, or number of them, for validation, taken from the end [default: 0.1,
+    /// but at most 2000000 tokens]
+    #[arg(long, value_name = "SHARE|TOKENS")]
+    validation: Option<HeldOut>,
+    /// Replace a folder that was prepared earlier
+    #[arg(long)]
+    force: bool,
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
@@ -38,9 +49,20 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let signals = Signals::listen_for_stop()?;
-    let corpus = Corpus::open(&args.data)?;
-    let tokenizer = Tokenizer::for_text(args.tokenizer, corpus.text())?;
-    let prepared = prepare(&corpus, tokenizer, args.validation, &args.out, &signals.any());
+    let preparation = Preparation {
+        data: &args.data,
+        tokenizer: args.tokenizer,
+        separator: args.separator.as_deref(),
+        field: &args.field,
+        validation: args.validation,
+        force: args.force,
+    };
+    let mut progress = WorkProgress::new("encoding").in_bytes();
+    let prepared = preparation.write(&args.out, &mut |done, all| {
+        progress.update(done, all);
+        if signals.received().is_some() { Err(Error::Interrupted) } else { Ok(()) }
+    });
+    drop(progress);
     let out = args.out.display();
     let dataset = prepared.map_err(|error| match signals.received() {
         Some(exit) if error.kind() == ErrorKind::Interrupted => {

@@ -140,28 +140,43 @@ pub(crate) struct WorkProgress {
     started: Instant,
     printed: Option<Instant>,
     bar: Option<ProgressBar>,
+    is_bytes: bool,
 }
 
 impl WorkProgress {
     pub(crate) fn new(what: &'static str) -> Self {
-        Self { what, started: Instant::now(), printed: None, bar: None }
+        let is_bytes = false;
+        Self { what, started: Instant::now(), printed: None, bar: None, is_bytes }
+    }
+
+    /// Shows a rate too.
+    pub(crate) fn in_bytes(mut self) -> Self {
+        self.is_bytes = true;
+        self
     }
 
     pub(crate) fn update(&mut self, done: u64, total: u64) {
         if self.started.elapsed() < Duration::from_secs(1) {
             return;
         }
+        let time = self.started.elapsed();
+        let mut pace = String::new();
+        if self.is_bytes {
+            pace = format!(", {:.1} MB/s", done as f64 / 1e6 / time.as_secs_f64());
+        }
+        let left = time.as_secs_f64() * total.saturating_sub(done) as f64 / done.max(1) as f64;
+        pace += &format!(", ETA {}", clock(Duration::from_secs_f64(left.min(1e9))));
         if stderr().is_terminal() {
             let bar = self.bar.get_or_insert_with(|| {
-                let style = ProgressStyle::with_template("{msg} {bar:30.cyan/blue} {percent} %")
-                    .expect("the template is well formed");
-                let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─"));
-                bar.with_message(self.what)
+                let bar = bar("{prefix} {bar:30.cyan/blue} {percent} %{msg}");
+                bar.set_length(total);
+                bar.with_prefix(self.what)
             });
             bar.set_position(done);
+            bar.set_message(pace);
         } else if self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) {
             self.printed = Some(Instant::now());
-            note(format_args!("{}: {} %", self.what, 100 * done / total.max(1)));
+            note(format_args!("{}: {} %{pace}", self.what, 100 * done / total.max(1)));
         }
     }
 }

@@ -4,11 +4,11 @@
 //! text.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
-use super::shard::is_shard;
+use super::files::{check_text, is_plain, list, no_text};
 use crate::{Error, disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
@@ -107,9 +107,8 @@ impl Corpus {
     /// empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
         if !(validation > 0.0 && validation < 1.0) {
-            let key = "the share to hold out (data.validation_share, or --validation of prepare)";
             return Err(Error::setting(
-                key,
+                "data.validation_share",
                 format!("expected more than 0 and less than 1, found {validation}"),
             ));
         }
@@ -130,46 +129,14 @@ impl Corpus {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    let bytes = disk::read(path)?;
-    // nanoGPT's shards have nothing but their name.
-    if is_shard(&bytes) || path.extension().is_some_and(|kind| kind == "bin") {
-        let problem = "is a token shard: name its folder, with shards to train on and to evaluate \
-                       on, such as train.bin and val.bin";
+    if !is_plain(path) {
+        let problem = "is JSON lines, Parquet or compressed, which `sparse24 prepare` reads; train \
+                       on the folder that it writes";
         return Err(Error::file(path, problem));
     }
-    String::from_utf8(bytes).map_err(|e| {
-        let offset = e.utf8_error().valid_up_to();
-        let byte = e.as_bytes()[offset];
-        Error::file(
-            path,
-            format!(
-                "is not UTF-8 text: byte {byte:#04x} at offset {offset}; \
-            convert it or take it out of the corpus"
-            ),
-        )
-    })
-}
-
-/// Appends the files below `folder`, in order.
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let failed = |e: io::Error| Error::io("read", folder, e);
-    let mut entries =
-        fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-    entries.retain(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
-    entries.sort_by(|a, b| a.file_name().as_encoded_bytes().cmp(b.file_name().as_encoded_bytes()));
-    for entry in entries {
-        let path = entry.path();
-        let kind = entry.file_type().map_err(|e| Error::io("read", &path, e))?;
-        if kind.is_dir() {
-            list(&path, files)?;
-        } else if kind.is_file()
-            || kind.is_symlink()
-                && fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?.is_file()
-        {
-            files.push(path);
-        }
-    }
-    Ok(())
+    let bytes = disk::read(path)?;
+    check_text(path, &bytes)?;
+    String::from_utf8(bytes).map_err(|e| no_text(path, e.as_bytes(), 0, e.utf8_error()))
 }
 
 #[cfg(test)]

@@ -4,10 +4,7 @@
 //! tokens under the same tokenizer. Deliberately absent: which part a step sees
 //! ([`Dataset::batch`], [`Dataset::evaluation_windows`]).
 
-use std::{
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
+use std::path::{Path, PathBuf};
 
 use blake3::Hash;
 
@@ -98,23 +95,12 @@ impl Dataset {
         tokenizer: Tokenizer,
         validation: f64,
     ) -> Result<Self, Error> {
-        Self::encoded(corpus, tokenizer, validation, &AtomicBool::new(false))
-    }
-
-    /// Like [`Dataset::from_corpus`], until the flag is set.
-    pub(super) fn encoded(
-        corpus: &Corpus,
-        tokenizer: Tokenizer,
-        validation: f64,
-        interrupt: &AtomicBool,
-    ) -> Result<Self, Error> {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
             let mut tokens = Tokens::for_vocabulary(vocabulary);
-            match tokenizer.encode_into(text, &mut tokens, interrupt) {
+            match tokenizer.encode_into(text, &mut tokens) {
                 Ok(()) => Ok(tokens),
-                Err(Error::Interrupted) => Err(Error::Interrupted),
                 Err(e) => Err(Error::file(corpus.source(), e.moved(before).to_string())),
             }
         };
@@ -294,7 +280,7 @@ mod tests {
         let open =
             |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
         let content = open(&folder, tokenizer).unwrap().content_fingerprint().unwrap();
-        assert_eq!(content, written.fingerprint());
+        assert_eq!(content, written.content_fingerprint().unwrap());
         let refusal =
             |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
         assert!(refusal(&folder, &Tokenizer::Byte).contains("expected one of 256"));

@@ -349,17 +349,53 @@ impl Writer<'_> {
     }
 
     fn finish(self) -> Result<(), Error> {
-        let mut header = [0; HEADER];
-        header[..4].copy_from_slice(&MAGIC);
-        header[4..8].copy_from_slice(&VERSION.to_le_bytes());
-        header[8..12].copy_from_slice(&(self.width as u32).to_le_bytes());
-        header[12..16].copy_from_slice(&self.origin.vocabulary.to_le_bytes());
-        header[16..24].copy_from_slice(&(self.count as u64).to_le_bytes());
-        header[24..56].copy_from_slice(self.origin.tokenizer.as_bytes());
-        header[56..88].copy_from_slice(self.hasher.finalize().as_bytes());
-        let checksum = blake3::hash(&header[..CHECKED]);
-        header[CHECKED..].copy_from_slice(checksum.as_bytes());
-        self.file.write_start(&header)
+        let hash = self.hasher.finalize();
+        self.file.write_start(&header(self.origin, self.count as u64, hash))
+    }
+}
+
+fn header(origin: Origin, count: u64, ids: Hash) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    let width = Tokens::for_vocabulary(origin.vocabulary).width();
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..8].copy_from_slice(&VERSION.to_le_bytes());
+    header[8..12].copy_from_slice(&(width as u32).to_le_bytes());
+    header[12..16].copy_from_slice(&origin.vocabulary.to_le_bytes());
+    header[16..24].copy_from_slice(&count.to_le_bytes());
+    header[24..56].copy_from_slice(origin.tokenizer.as_bytes());
+    header[56..88].copy_from_slice(ids.as_bytes());
+    let checksum = blake3::hash(&header[..CHECKED]);
+    header[CHECKED..].copy_from_slice(checksum.as_bytes());
+    header
+}
+
+impl Shard {
+    /// Cuts a shard of our layout after its first `count` ids, in place; `progress` is called while
+    /// these are read.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; errors from `progress`.
+    ///
+    /// # Panics
+    /// For a foreign layout, and beyond the end.
+    pub(super) fn cut(
+        self,
+        count: usize,
+        mut progress: impl FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        assert!(count <= self.count, "beyond the shard");
+        let origin = self.origin.expect("a shard of our layout");
+        let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
+        for start in (0..count).step_by(PIECE) {
+            progress()?;
+            bytes.resize(PIECE.min(count - start) * self.width, 0);
+            self.read(start, &mut bytes)?;
+            hasher.update(&bytes);
+        }
+        let mut file = disk::NewFile::reopen(self.path)?;
+        file.truncate((HEADER + count * self.width) as u64)?;
+        file.write_start(&header(origin, count as u64, hasher.finalize()))?;
+        file.sync()
     }
 }
 

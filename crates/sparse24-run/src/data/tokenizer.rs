@@ -1,17 +1,16 @@
 //! Tokenizers. Invariant: `decode(encode(text)) == text`, and every id is below
 //! [`Tokenizer::vocabulary`].
 
-use std::{
-    iter,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::{iter, path::Path};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::Tokens;
 use crate::{Error, disk};
+
+#[cfg(feature = "tokenizers")]
+mod gpt2;
 
 /// Kind of tokenizer in a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +41,27 @@ impl TokenizerKind {
     }
 }
 
+/// The characters of a text that is read in pieces.
+#[derive(Default)]
+pub(super) struct Characters(Vec<bool>);
+
+impl Characters {
+    pub(super) fn add(&mut self, text: &str) {
+        let Self(seen) = self;
+        for c in text.chars().map(|c| c as usize) {
+            if c >= seen.len() {
+                seen.resize(c + 1, false);
+            }
+            seen[c] = true;
+        }
+    }
+
+    pub(super) fn tokenizer(self) -> Tokenizer {
+        let seen = (0..).zip(self.0).filter(|&(_, seen)| seen);
+        Tokenizer::Character(seen.filter_map(|(c, _)| char::from_u32(c)).collect())
+    }
+}
+
 /// A tokenizer with its vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Description", into = "Description")]
@@ -66,17 +86,9 @@ impl Tokenizer {
         match kind {
             TokenizerKind::Byte => Ok(Self::Byte),
             TokenizerKind::Character => {
-                let mut seen = Vec::new();
-                for c in text.chars().map(|c| c as usize) {
-                    if c >= seen.len() {
-                        seen.resize(c + 1, false);
-                    }
-                    seen[c] = true;
-                }
-                let seen = (0..)
-                    .zip(seen)
-                    .filter_map(|(c, seen)| if seen { char::from_u32(c) } else { None });
-                Ok(Self::Character(seen.collect()))
+                let mut seen = Characters::default();
+                seen.add(text);
+                Ok(seen.tokenizer())
             }
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Gpt2 => Ok(Self::Gpt2),
@@ -151,21 +163,12 @@ impl Tokenizer {
     /// the current pool.
     ///
     /// # Errors
-    /// Same as [`Tokenizer::encode`]; [`Error::Interrupted`] within a few mebibytes of text once
-    /// the flag is set.
-    pub fn encode_into(
-        &self,
-        text: &str,
-        tokens: &mut Tokens,
-        interrupt: &AtomicBool,
-    ) -> Result<(), Error> {
+    /// Same as [`Tokenizer::encode`].
+    pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result<(), Error> {
         const PIECE: usize = 1 << 19;
-        let pieces: Vec<&str> = pieces(text, PIECE).collect();
+        let pieces: Vec<&str> = self.pieces(text, PIECE).collect();
         let mut before = 0;
         for pieces in pieces.chunks(4 * rayon::current_num_threads()) {
-            if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
-            }
             let encoded: Vec<_> = pieces.par_iter().map(|piece| self.encode(piece)).collect();
             for (piece, ids) in pieces.iter().zip(encoded) {
                 tokens.extend(ids.map_err(|e| e.moved(before))?);
@@ -173,6 +176,68 @@ impl Tokenizer {
             }
         }
         Ok(())
+    }
+
+    /// The id that ends a document, and that no text is encoded to.
+    pub(super) fn end_of_document(&self) -> Option<u32> {
+        match self {
+            Self::Byte | Self::Character(_) => None,
+            #[cfg(feature = "tokenizers")]
+            Self::Gpt2 => Some(gpt2::END_OF_DOCUMENT),
+        }
+    }
+
+    /// Whether the token of this id begins with the first byte of a character.
+    pub(super) fn starts_character(&self, id: u32) -> bool {
+        let first = match self {
+            Self::Byte => Some(id as u8),
+            Self::Character(_) => None,
+            #[cfg(feature = "tokenizers")]
+            Self::Gpt2 => gpt2::decode(&[id]).first().copied(),
+        };
+        first.is_none_or(|byte| byte & 0xc0 != 0x80)
+    }
+
+    /// The text in pieces of at least `size` bytes but the last, to be encoded apart.
+    fn pieces<'a>(&self, mut text: &'a str, size: usize) -> impl Iterator<Item = &'a str> {
+        iter::from_fn(move || {
+            let (piece, rest) = text.split_at(self.border(text, size).unwrap_or(text.len()));
+            text = rest;
+            (!piece.is_empty()).then_some(piece)
+        })
+    }
+
+    /// The first place at or after `size`, before the end of the text, where it can be cut without
+    /// changing a token.
+    ///
+    /// For GPT-2, white space follows that place, and no white space is before it: its
+    /// pre-tokenizer lets white space only begin a word or fill one, and looks ahead only from it.
+    pub(super) fn border(&self, text: &str, size: usize) -> Option<usize> {
+        let from = (size..text.len()).find(|&at| text.is_char_boundary(at))?;
+        match self {
+            Self::Byte | Self::Character(_) => Some(from),
+            #[cfg(feature = "tokenizers")]
+            Self::Gpt2 => {
+                let mut after_word =
+                    text[..from].chars().next_back().is_some_and(|c| !c.is_whitespace());
+                let border = text[from..].char_indices().find(|&(_, c)| {
+                    let was_word = std::mem::replace(&mut after_word, !c.is_whitespace());
+                    was_word && c.is_whitespace()
+                });
+                border.map(|(at, _)| from + at)
+            }
+        }
+    }
+
+    /// The last place where a text without a [`Tokenizer::border`] can be cut; takes the time of
+    /// encoding it.
+    #[cfg_attr(not(feature = "tokenizers"), allow(unused_variables))]
+    pub(super) fn last_border(&self, text: &str) -> Option<usize> {
+        match self {
+            Self::Byte | Self::Character(_) => None,
+            #[cfg(feature = "tokenizers")]
+            Self::Gpt2 => gpt2::last_border(text),
+        }
     }
 
     /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately.
@@ -218,27 +283,6 @@ impl Tokenizer {
             )
         })
     }
-}
-
-/// The text in pieces of at least `size` bytes but the last, each beginning with white space and
-/// ending without.
-///
-/// No token of GPT-2 spans such a border: its pre-tokenizer lets white space only begin a piece or
-/// fill one, and looks ahead only from it.
-fn pieces(mut text: &str, size: usize) -> impl Iterator<Item = &str> {
-    iter::from_fn(move || {
-        let mut after_word = false;
-        let border = text.char_indices().skip_while(|&(at, c)| at + c.len_utf8() < size).find_map(
-            |(at, c)| {
-                let border = after_word && c.is_whitespace();
-                after_word = !c.is_whitespace();
-                border.then_some(at)
-            },
-        );
-        let (piece, rest) = text.split_at(border.unwrap_or(text.len()));
-        text = rest;
-        (!piece.is_empty()).then_some(piece)
-    })
 }
 
 /// Contents of `tokenizer.json`.
@@ -296,36 +340,6 @@ impl TryFrom<Description> for Tokenizer {
             (kind, Some(_)) => Err(format!("kind `{}` has no `characters`", kind.name())),
             (kind, None) => Self::for_text(kind, "").map_err(|e| e.to_string()),
         }
-    }
-}
-
-#[cfg(feature = "tokenizers")]
-mod gpt2 {
-    //! The byte-pair encoding itself is tiktoken's.
-
-    use crate::Error;
-
-    pub(super) const VOCABULARY: u32 = 50_257;
-
-    /// The pre-tokenizer backtracks over a run of white space, and gives up before a million
-    /// characters.
-    const LONGEST_SPACE: usize = 1 << 18;
-
-    pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
-        let mut run = 0;
-        for (offset, character) in text.char_indices() {
-            run = if character.is_whitespace() { run + 1 } else { 0 };
-            if run > LONGEST_SPACE {
-                return Err(Error::LongWhiteSpace { longest: LONGEST_SPACE, offset });
-            }
-        }
-        Ok(tiktoken_rs::r50k_base_singleton().encode_ordinary(text))
-    }
-
-    pub(super) fn decode(ids: &[u32]) -> Vec<u8> {
-        tiktoken_rs::r50k_base_singleton()
-            .decode_bytes(ids)
-            .expect("ids below the vocabulary were checked")
     }
 }
 
@@ -396,14 +410,12 @@ mod tests {
     fn a_long_text_is_encoded_like_a_short_one() {
         let text = "word, ".repeat(400_000);
         let tokenizer = Tokenizer::for_text(TokenizerKind::Character, &text).unwrap();
-        let (mut tokens, go_on) =
-            (Tokens::for_vocabulary(tokenizer.vocabulary()), AtomicBool::new(false));
-        tokenizer.encode_into(&text, &mut tokens, &go_on).unwrap();
+        let mut tokens = Tokens::for_vocabulary(tokenizer.vocabulary());
+        tokenizer.encode_into(&text, &mut tokens).unwrap();
         let mut ids = Vec::new();
         tokens.copy_to(0, tokens.len(), &mut ids);
         assert_eq!(ids, tokenizer.encode(&text).unwrap());
-        let message =
-            tokenizer.encode_into(&(text + "X"), &mut tokens, &go_on).unwrap_err().to_string();
+        let message = tokenizer.encode_into(&(text + "X"), &mut tokens).unwrap_err().to_string();
         assert!(message.contains("'X' (U+0058) at byte 2400000"), "{message}");
     }
 
@@ -467,11 +479,11 @@ mod tests {
         #[test]
         fn pieces_encode_as_the_whole(text in "([ \
             \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
-            let pieces: Vec<&str> = pieces(&text, size).collect();
-            prop_assert_eq!(pieces.concat(), text.as_str());
-            prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));
-            for kind in TokenizerKind::ALL {
+                        for kind in TokenizerKind::ALL {
                 if let Ok(tokenizer) = Tokenizer::for_text(kind, &text) {
+                    let pieces: Vec<&str> = tokenizer.pieces(&text, size).collect();
+                    prop_assert_eq!(pieces.concat(), text.as_str());
+                    prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));
                     let encode = |piece: &&str| tokenizer.encode(piece).unwrap();
                     let apart: Vec<u32> = pieces.iter().flat_map(encode).collect();
                     prop_assert_eq!(apart, tokenizer.encode(&text).unwrap());

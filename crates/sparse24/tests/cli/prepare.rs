@@ -9,7 +9,8 @@ fn a_text_becomes_shards() {
     let place = Place::new();
     place.write("text", "to be, or not to be\n".repeat(50));
     for (tokenizer, vocabulary) in [("byte", 256), ("char", 9), ("gpt2", 50_257)] {
-        let line = format!("prepare --data text --tokenizer {tokenizer} --out made/here --json");
+        let line =
+            format!("prepare --data text --tokenizer {tokenizer} --out made/here --force --json");
         let summary = place.json(&line);
         assert_eq!(summary["vocabulary"], vocabulary);
         assert_eq!(summary["out"], "made/here");
@@ -29,6 +30,33 @@ fn a_text_becomes_shards() {
 }
 
 #[test]
+fn documents_become_shards() {
+    let place = Place::new();
+    let documents: Vec<String> = (0..40).map(|n| format!("document {n}\n")).collect();
+    place.write("text.txt", documents.join("<|endoftext|>\n"));
+    let line = |text: &String| serde_json::json!({ "body": text }).to_string();
+    place.write("lines.jsonl", documents.iter().map(line).collect::<Vec<_>>().join("\n"));
+    let trees = [
+        ("text.txt --separator <|endoftext|> --validation 20", "one"),
+        ("lines.jsonl --field body --validation 20", "two"),
+    ]
+    .map(|(arguments, out)| {
+        let line = format!("prepare --data {arguments} --tokenizer gpt2 --out {out} --json");
+        let summary = place.json(&line);
+        // Four tokens a document, and its end.
+        assert_eq!(
+            (&summary["train_tokens"], &summary["validation_tokens"]),
+            (&140.into(), &20.into())
+        );
+        place.tree(out)
+    });
+    assert!(trees[0] == trees[1]);
+    let validation = trees[0][&PathBuf::from("val.bin")].as_ref().unwrap();
+    assert!(validation.ends_with(&50_256_u16.to_le_bytes()));
+    place.refuses("train --data lines.jsonl --out run", 3, "lines.jsonl: *`sparse24 prepare`");
+}
+
+#[test]
 fn unusable_texts_folders_and_shares_are_refused() {
     let place = Place::new();
     place.write("one", "x");
@@ -38,18 +66,25 @@ fn unusable_texts_folders_and_shares_are_refused() {
     }
     place.write("mine/thesis.tex", "years of work");
     place.write("nanogpt/train.bin", [1, 0]);
+    place.write("text", "to be, or not to be\n".repeat(50));
+    place.write("lines.jsonl", "{}");
+    place.answer("prepare --tokenizer byte --data text --out made");
     for (arguments, code, pattern) in [
         ("nowhere --out out", 3, "nowhere: does not exist"),
-        ("one --out out", 3, "one: *1 characters"),
+        ("one --out out", 3, "one: *1 token"),
         ("spaces --out out --tokenizer gpt2", 3, "spaces: *byte 262144"),
         ("text --out mine", 3, "mine: *`thesis.tex`"),
         ("text --out nanogpt", 3, "nanogpt: *tokenizer.json"),
+        ("text --out made", 3, "made: holds prepared data*--force"),
+        ("text --out out --separator=", 2, "--separator*empty"),
+        ("lines.jsonl --out out", 3, "lines.jsonl: line 1: *`text`*--field"),
+        ("text --out out --validation 5000", 3, "text: 1000 tokens*5000"),
         ("text --out one", 3, "one: *not a folder"),
         ("text --out one/out", 4, "cannot create one: "),
         ("text --out out --tokenizer word", 2, "'word'*byte, char, gpt2"),
         ("text --out out --validation=0", 2, "--validation*0"),
         ("text --out out --validation=1", 2, "--validation*1"),
-        ("text --out out --validation=NaN", 2, "--validation*NaN"),
+        ("text --out out --validation=NaN", 2, "NaN*--validation*share"),
     ] {
         let tokenizer = if arguments.contains("--tokenizer") { "" } else { "--tokenizer byte" };
         place.refuses(&format!("prepare {tokenizer} --data {arguments}"), code, pattern);

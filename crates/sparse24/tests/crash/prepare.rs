@@ -12,7 +12,7 @@ fn a_killed_prepare_can_be_repeated() {
     let place = Place::new();
     let prepare = |tokenizer: &str, out: &str| {
         let [data, out] = ["text", out].map(|name| place.path(name).display().to_string());
-        format!("prepare --data {data} --tokenizer {tokenizer} --out {out}")
+        format!("prepare --data {data} --tokenizer {tokenizer} --out {out} --force")
     };
     let [old, new] = ["byte", "char"].map(|tokenizer| {
         place.answer(&prepare(tokenizer, tokenizer));
