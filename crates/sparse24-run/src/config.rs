@@ -15,7 +15,8 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Sparsify, gpt2},
+    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, gpt2},
+    nn::Bias,
 };
 
 mod check;
@@ -270,6 +271,20 @@ impl Config {
         document: Option<&Path>,
         settings: &[String],
     ) -> Result<Self, Error> {
+        Self::resolve_over(preset, &[], document, settings)
+    }
+
+    /// Like [`Config::resolve`], with settings `given` between the preset and the document: those
+    /// of a model to start from.
+    ///
+    /// # Errors
+    /// Like [`Config::resolve`].
+    pub fn resolve_over(
+        preset: Option<&str>,
+        given: &[String],
+        document: Option<&Path>,
+        settings: &[String],
+    ) -> Result<Self, Error> {
         let in_document = |error: Error| match (document, error) {
             (Some(path), Error::Setting { key, problem }) => {
                 Error::setting(format!("{}: {key}", path.display()), problem)
@@ -281,12 +296,15 @@ impl Config {
         };
         let mut names_tokenizer = settings.iter().any(is_tokenizer);
         let table = match document {
-            None => table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?),
+            None => {
+                let preset = table_of(&preset::find(preset.unwrap_or(preset::DEFAULT))?);
+                given.iter().try_fold(preset, |table, setting| apply(table, setting))?
+            }
             Some(path) => read_table(path, DOCUMENT)
                 .and_then(|document| {
                     let data = document.get("data").and_then(Value::as_table);
                     names_tokenizer |= data.is_some_and(|data| data.contains_key("tokenizer"));
-                    on_preset(preset, document)
+                    on_preset(preset, given, document)
                 })
                 .map_err(in_document)?,
         };
@@ -334,7 +352,7 @@ impl Config {
     pub fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
         settings
             .iter()
-            .try_fold(on_preset(None, document)?, |table, setting| apply(table, setting))
+            .try_fold(on_preset(None, &[], document)?, |table, setting| apply(table, setting))
             .and_then(Self::checked)
     }
 
@@ -345,6 +363,22 @@ impl Config {
     pub fn with_settings(&self, settings: &[String]) -> Result<Self, Error> {
         let apply = |table, setting: &String| apply(table, setting);
         settings.iter().try_fold(table_of(self), apply).and_then(Self::checked)
+    }
+
+    /// The settings, each `key=value`, of a model of this shape.
+    #[must_use]
+    pub fn shape(spec: &Gpt2Spec) -> Vec<String> {
+        let activation = Value::try_from(spec.activation).expect("an activation is a word");
+        let settings = [
+            ("layers", spec.layers.to_string()),
+            ("heads", spec.heads.to_string()),
+            ("d_model", spec.d_model.to_string()),
+            ("d_ff", spec.d_ff.to_string()),
+            ("sequence_length", spec.sequence_length.to_string()),
+            ("activation", activation.to_string()),
+            ("bias", (spec.bias == Bias::Present).to_string()),
+        ];
+        settings.map(|(key, value)| format!("model.{key}={value}")).to_vec()
     }
 
     /// This configuration, overlaid with a document.
