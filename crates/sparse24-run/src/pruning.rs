@@ -274,9 +274,8 @@ pub fn prune(
         ));
     }
     let plan = plan(&model, selection)?;
-    let refused = |(_, outcome): &&(&Entry, Result<_, Reason>)| {
-        outcome.as_ref().is_err_and(Reason::concerns_matrix)
-    };
+    let refused =
+        |(_, outcome): &&Planned<'_>| outcome.as_ref().is_err_and(Reason::concerns_matrix);
     if let (Unprunable::Refuse, Some((Entry { name, shape, .. }, Err(reason)))) =
         (unprunable, plan.iter().find(refused))
     {
@@ -396,11 +395,11 @@ fn pieces(entry: &Entry, matrix: Option<&Matrix>) -> impl Iterator<Item = Range<
     entry.range.clone().step_by(length).map(move |start| start..end.min(start + length))
 }
 
-/// Every tensor, with what to prune or verify, or the reason not to; an error unless there is one.
-fn plan<'a>(
-    model: &'a Shards,
-    selection: Selection<'_>,
-) -> Result<Vec<(&'a Entry, Result<Matrix, Reason>)>, Error> {
+/// A tensor with what to prune or verify, or the reason not to.
+type Planned<'a> = (&'a Entry, Result<Matrix, Reason>);
+
+/// Every tensor; an error if all have reasons.
+fn plan<'a>(model: &'a Shards, selection: Selection<'_>) -> Result<Vec<Planned<'a>>, Error> {
     let entries = model.files.iter().flat_map(|file| &file.entries);
     let plan: Vec<_> = entries.map(|entry| (entry, admit(entry, selection))).collect();
     let reason = match plan.first() {

@@ -19,8 +19,8 @@ use crate::{
 /// Convert a Hugging Face GPT-2 to a run that can be evaluated, sampled or trained from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Folder with config.json and model.safetensors (or several files and an index), or such a file
-    /// with config.json beside it
+    /// Folder with config.json and model.safetensors (or several files and an index), or a weights
+    /// file with config.json beside it
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,

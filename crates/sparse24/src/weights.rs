@@ -27,7 +27,7 @@ pub(crate) struct Initial {
     path: PathBuf,
     pub(crate) weights: Vec<NamedTensor>,
     pub(crate) spec: Gpt2Spec,
-    /// Of a run that has one.
+    /// The run's, if it has one.
     tokenizer: Option<Tokenizer>,
     /// As far as it is known.
     pub(crate) kind: Option<TokenizerKind>,

@@ -16,8 +16,8 @@ use crate::{
 type Found<'a> = (&'a TensorFile, &'a Entry);
 
 /// Reads a GPT-2 from a safetensors file (F32, F16 or BF16), or from a folder with one or with
-/// several and an index: exactly the `expected` names and shapes (ours: see [`super::Gpt2Config::parameters`]), in that
-/// order, linear layers `[out, in]`.
+/// several and an index: exactly the `expected` names and shapes (ours: see
+/// [`super::Gpt2Config::parameters`]), in that order, linear layers `[out, in]`.
 ///
 /// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
 /// `attn.masked_bias` are ignored, as are `lm_head.weight` if it equals `wte.weight`, and

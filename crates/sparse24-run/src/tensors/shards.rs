@@ -25,7 +25,7 @@ const INDEX_LIMIT: u64 = 1 << 21;
 
 /// The opened files of a model.
 pub(crate) struct Shards {
-    /// What the user named: a file, a folder or an index.
+    /// The path that the user named: a file, a folder or an index.
     pub(crate) path: PathBuf,
     /// By name.
     pub(crate) files: Vec<TensorFile>,
