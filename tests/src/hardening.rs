@@ -50,7 +50,7 @@ targets! {
     config_document: config { document, document_seeds, document_variants },
     config_settings: config { settings, settings_seeds, settings_variants },
     study_plan: config { study, study_seeds, study_variants },
-    safetensors_prune: tensors { prune, prune_seeds, prune_variants },
+    safetensors_prune: tensors { pruned, prune_seeds, prune_variants },
     safetensors_import: interchange { weights, weights_seeds, weights_variants },
     huggingface_config: interchange { config, config_seeds, config_variants },
     checkpoint_manifest: checkpoint { manifest, manifest_seeds, manifest_variants },

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map_err(|_| "usage: gpt2_round_trip FROM TO")?;
     let config = Gpt2Config::read(Path::new(&from))?;
     let weights = import(Path::new(&from), &config.parameters(Bias::Present))?;
-    let exported = export(Path::new(&to), &weights, &config, Dtype::F32, Values::Dense)?;
+    let exported = export(Path::new(&to), &weights, &config, None, Dtype::F32, Values::Dense)?;
     println!(
         "{config:?}: {} tensors, {} of them zero biases",
         weights.len(),

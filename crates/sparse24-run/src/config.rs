@@ -15,7 +15,8 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Sparsify, gpt2},
+    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, gpt2},
+    nn::Bias,
     schedule::Decay,
 };
 
@@ -295,6 +296,20 @@ impl Config {
         document: Option<&Path>,
         settings: &[String],
     ) -> Result<Self, Error> {
+        Self::resolve_over(preset, &[], document, settings)
+    }
+
+    /// Like [`Config::resolve`], with settings `given` between the preset and the document: those
+    /// of a model to start from.
+    ///
+    /// # Errors
+    /// Like [`Config::resolve`].
+    pub fn resolve_over(
+        preset: Option<&str>,
+        given: &[String],
+        document: Option<&Path>,
+        settings: &[String],
+    ) -> Result<Self, Error> {
         let in_document = |error: Error| match (document, error) {
             (Some(path), Error::Setting { key, problem }) => {
                 Error::setting(format!("{}: {key}", path.display()), problem)
@@ -303,11 +318,11 @@ impl Config {
         };
         let mut names_tokenizer = sets(settings, "data.tokenizer");
         let below = match document {
-            None => preset::find(preset.unwrap_or(preset::DEFAULT))?,
+            None => preset::find(preset.unwrap_or(preset::DEFAULT))?.under(Table::new(), given)?,
             Some(path) => read_table(path, DOCUMENT)
                 .and_then(|document| {
                     names_tokenizer |= has(&document, "data", "tokenizer");
-                    on_preset(preset, document)
+                    on_preset(preset, given, document)
                 })
                 .map_err(in_document)?,
         };
@@ -352,7 +367,7 @@ impl Config {
 
     /// Resolves a parsed document and settings, like [`Config::resolve`].
     pub fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
-        on_preset(None, document)?.with_settings(settings)
+        on_preset(None, &[], document)?.with_settings(settings)
     }
 
     /// This configuration with other settings, each `key=value`.
@@ -362,6 +377,22 @@ impl Config {
     pub fn with_settings(&self, settings: &[String]) -> Result<Self, Error> {
         let config = self.under(Table::new(), settings)?;
         config.check().map(|()| config)
+    }
+
+    /// The settings, each `key=value`, of a model of this shape.
+    #[must_use]
+    pub fn shape(spec: &Gpt2Spec) -> Vec<String> {
+        let activation = Value::try_from(spec.activation).expect("an activation is a word");
+        let settings = [
+            ("layers", spec.layers.to_string()),
+            ("heads", spec.heads.to_string()),
+            ("d_model", spec.d_model.to_string()),
+            ("d_ff", spec.d_ff.to_string()),
+            ("sequence_length", spec.sequence_length.to_string()),
+            ("activation", activation.to_string()),
+            ("bias", (spec.bias == Bias::Present).to_string()),
+        ];
+        settings.map(|(key, value)| format!("model.{key}={value}")).to_vec()
     }
 
     /// This configuration, overlaid with a document.

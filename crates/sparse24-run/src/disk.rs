@@ -269,11 +269,43 @@ pub fn replace(
     written.and_then(|()| rename(&aside, path)).map_err(|e| {
         drop(unlink(&aside));
         match e {
-            Error::Io { source, .. } => Error::io("write", path, source),
+            Error::Io { action, source, .. } if action != "read" => {
+                Error::io("write", path, source)
+            }
             other => other,
         }
     })?;
     sync_directory(parent(path))
+}
+
+/// Fills a new or empty folder, whose parents are created: completely, or nothing is left behind.
+pub fn fill_folder(
+    folder: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let exists = folder.exists();
+    if exists && !fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none()) {
+        let problem = "is not an empty folder, expected a new or empty one; choose another";
+        return Err(Error::file(folder, problem));
+    }
+    let (parent, aside) = (parent(folder), aside(folder));
+    fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
+    if aside.exists() {
+        remove_directory(&aside)?;
+    }
+    let placed = create_directory(&aside)
+        .and_then(|()| fill(&aside))
+        .and_then(|()| sync_directory(&aside))
+        .and_then(|()| match exists {
+            true => fs::remove_dir(folder).map_err(|e| Error::io("replace", folder, e)),
+            false => Ok(()),
+        })
+        .and_then(|()| rename(&aside, folder));
+    if let Err(error) = placed {
+        let _ = fs::remove_dir_all(&aside);
+        return Err(error);
+    }
+    sync_directory(parent)
 }
 
 /// The file that what is written to `path` replaces: itself, or what it links to, whether that

@@ -1,4 +1,4 @@
-//! Import and export of Hugging Face's GPT-2 weights.
+//! Import and export of Hugging Face's GPT-2: weights, shape and, on the way out, tokenizer.
 //!
 //! Our names are theirs without the prefix `transformer.`. Their Conv1D stores the four linear
 //! weights of a block as `[in, out]`, we store `[out, in]`. The head is tied to `wte.weight`.
@@ -10,6 +10,7 @@
 mod config;
 mod export;
 mod import;
+mod tokenizer;
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,8 @@ pub use config::{Gpt2Config, shapes};
 pub use export::{Dtype, Exported, Values, export};
 pub use import::import;
 
-const WEIGHTS: &str = "model.safetensors";
+use crate::tensors::WEIGHTS;
+
 const CONFIG: &str = "config.json";
 const PREFIX: &str = "transformer.";
 

@@ -1,7 +1,7 @@
 //! Prunes the weights of any safetensors file to 2:4, or verifies that they are.
 //!
 //! This concerns tensors that are two-dimensional, f32, f16, bf16 or f64, not empty, not an
-//! embedding by name ([`is_embedding`]), of a shape that the kind divides (transposable: both
+//! embedding by name ([`name_reason`]), of a shape that the kind divides (transposable: both
 //! lengths by 4; row-wise: columns; column-wise: rows), and included by the caller. All others are
 //! left unchanged and listed with the [`Reason`].
 //!
@@ -10,16 +10,24 @@
 //! `Conv1D` of Hugging Face's GPT-2) it is the first, column-wise. A transposable mask is both.
 //!
 //! Invariant: pruned elements become +0, and all other bytes stay: header, metadata, order, other
-//! tensors. Of a sharded checkpoint, prune each file.
+//! tensors, and for a model in several files the index. No more than a piece of a tensor is in
+//! memory: some megabytes, or four rows if these are longer.
 
-use std::{fmt, fs, path::Path};
+use std::{
+    fmt, fs,
+    io::Read,
+    ops::{AddAssign, Range},
+    path::Path,
+};
 
 use safetensors::Dtype;
 use sparse24_core::MaskKind;
 
 use crate::{
-    Error, disk,
-    tensors::{Entry, container},
+    Error,
+    data::Progress,
+    disk::{self, NewFile},
+    tensors::{Entry, Shards, TensorFile},
 };
 
 mod matrix;
@@ -33,6 +41,17 @@ pub struct Selection<'a> {
     pub kind: MaskKind,
     /// Whether to include a tensor of this name; narrows the rule of the module.
     pub include: &'a dyn Fn(&str) -> bool,
+    /// Treatment of embeddings and output heads.
+    pub embeddings: Embeddings,
+}
+
+/// Treatment of embeddings and output heads, which are known by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Embeddings {
+    /// Leave them unchanged.
+    Skip,
+    /// Treat them like other tensors.
+    Include,
 }
 
 /// The search for the transposable pattern of a tile. Row- and column-wise pruning always keep the
@@ -70,6 +89,8 @@ pub enum Reason {
     NarrowFloat,
     /// Its name is that of an embedding.
     Embedding,
+    /// Its name is that of the output head.
+    Head,
     /// Its shape does not consist of whole tiles or groups.
     Indivisible(MaskKind),
 }
@@ -86,10 +107,11 @@ impl fmt::Display for Reason {
         match self {
             Self::Excluded => f.write_str("not included"),
             Self::NotFloat => f.write_str("not of floats"),
-            Self::Dimensions(found) => write!(f, "of dimension {found}, not 2"),
+            Self::Dimensions(found) => write!(f, "{found}-D; only 2-D tensors are pruned"),
             Self::Empty => f.write_str("without elements"),
             Self::NarrowFloat => f.write_str("of floats below 16 bits"),
             Self::Embedding => f.write_str("an embedding, by its name"),
+            Self::Head => f.write_str("the output head, by its name"),
             Self::Indivisible(MaskKind::Transposable) => {
                 f.write_str("its rows and columns are not both multiples of 4")
             }
@@ -116,16 +138,41 @@ pub struct TensorReport<T> {
     pub outcome: Result<T, Reason>,
 }
 
-/// Result of pruning a tensor.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Result of pruning a tensor. Magnitudes from 2^124 on, infinities and NaN count as 2^124, so
+/// they are kept unless their tile or group has more of them than it may keep.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pruned {
-    /// Kept share of the L1 norm, finite elements only; 1 for a tensor of zeros.
+    /// L1 norm, finite elements only.
+    pub norm: f64,
+    /// The part of it that was kept.
     pub kept_norm: f64,
-    /// Number of NaN elements. A NaN counts as 2^124, so it is kept unless its tile or group has
-    /// more of that magnitude than it may keep.
+    /// Number of NaN elements.
     pub nan: u64,
     /// Number of NaN elements that were pruned.
     pub nan_pruned: u64,
+    /// Number of infinite elements.
+    pub infinite: u64,
+    /// Number of infinite elements that were pruned.
+    pub infinite_pruned: u64,
+}
+
+impl Pruned {
+    /// Kept share of the L1 norm; 1 for a tensor of zeros.
+    #[must_use]
+    pub fn kept_share(&self) -> f64 {
+        if self.norm > 0.0 { self.kept_norm / self.norm } else { 1.0 }
+    }
+}
+
+impl AddAssign for Pruned {
+    fn add_assign(&mut self, more: Self) {
+        self.norm += more.norm;
+        self.kept_norm += more.kept_norm;
+        self.nan += more.nan;
+        self.nan_pruned += more.nan_pruned;
+        self.infinite += more.infinite;
+        self.infinite_pruned += more.infinite_pruned;
+    }
 }
 
 /// Result of verifying a tensor.
@@ -176,39 +223,48 @@ impl fmt::Display for Offence {
     }
 }
 
-/// Whether a name is that of an embedding: one of its dot-separated parts is `wte`, `wpe` or
-/// `lm_head` (tied to `wte`), or one of the underscore-separated words of a part is `emb` or starts
-/// with `embed`; case does not matter.
+/// The reason to leave a name out: it is that of the output head (a dot-separated part is
+/// `lm_head`), or of an embedding: a part is `wte` or `wpe`, or one of its underscore-separated
+/// words is `emb` or starts with `embed`; case does not matter.
 ///
 /// So `transformer.wte.weight`, `model.embed_tokens.weight`,
 /// `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and `pos_embed` are; `member.weight`
 /// is not.
 #[must_use]
-pub fn is_embedding(name: &str) -> bool {
-    name.to_ascii_lowercase().split('.').any(|part| {
-        matches!(part, "wte" | "wpe" | "lm_head")
-            || part.split('_').any(|word| word == "emb" || word.starts_with("embed"))
+pub fn name_reason(name: &str) -> Option<Reason> {
+    name.to_ascii_lowercase().split('.').find_map(|part| match part {
+        "lm_head" => Some(Reason::Head),
+        "wte" | "wpe" => Some(Reason::Embedding),
+        _ => {
+            let is_embedding = |word: &str| word == "emb" || word.starts_with("embed");
+            part.split('_').any(is_embedding).then_some(Reason::Embedding)
+        }
     })
 }
 
-/// Prunes a safetensors file into another, which is written completely or not at all; kept elements
-/// keep their bits. If the output is a symbolic link, its target is written.
+/// Prunes a safetensors file, or all of a model's folder, into another, which is written completely
+/// or not at all; kept elements keep their bits.
 ///
-/// f64 elements are rounded to f32 for the search. Returns a report for every tensor, in the file's
-/// order.
+/// An output file may exist; if it is a symbolic link, its target is written. An output folder is
+/// new or empty. It gets files and index of the same names, and copies of the other files except
+/// weights in other formats. `progress` is called with bytes done and bytes in all, and may stop.
+///
+/// f64 elements are rounded to f32 for the search. Returns a report for every tensor, in the order
+/// of the files.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, one without a tensor to prune, an output
-/// that is the input or exists and is not a regular file, and, with [`Unprunable::Refuse`], an
-/// included matrix of floats, not an embedding, that cannot be pruned.
-pub fn prune_file(
+/// [`Error::Io`]; [`Error::File`] for a malformed file or index, a model without a tensor to prune,
+/// an output that is the input or exists and cannot be replaced, and, with [`Unprunable::Refuse`],
+/// an included matrix of floats, not an embedding, that cannot be pruned; those of `progress`.
+pub fn prune(
     input: &Path,
     output: &Path,
     selection: Selection<'_>,
     search: Search,
     unprunable: Unprunable,
+    progress: Progress<'_>,
 ) -> Result<Vec<TensorReport<Pruned>>, Error> {
-    let mut bytes = read(input)?;
+    let model = Shards::open(input)?;
     if fs::canonicalize(output)
         .is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output))
     {
@@ -217,78 +273,147 @@ pub fn prune_file(
             "is the input; the unpruned weights would be lost, name another file",
         ));
     }
-    let destination = disk::destination(output)?;
-    let reports = for_each(input, &mut bytes, selection, |matrix| matrix.prune(search))?;
-    let refused = |report: &&TensorReport<Pruned>| {
-        report.outcome.as_ref().is_err_and(Reason::concerns_matrix)
-    };
-    if let (Unprunable::Refuse, Some(TensorReport { name, shape, outcome: Err(reason), .. })) =
-        (unprunable, reports.iter().find(refused))
+    let plan = plan(&model, selection)?;
+    let refused =
+        |(_, outcome): &&Planned<'_>| outcome.as_ref().is_err_and(Reason::concerns_matrix);
+    if let (Unprunable::Refuse, Some((Entry { name, shape, .. }, Err(reason)))) =
+        (unprunable, plan.iter().find(refused))
     {
-        let count = reports.iter().filter(refused).count();
+        let count = plan.iter().filter(refused).count();
+        let matrices = if count == 1 { "1 matrix" } else { &format!("{count} matrices") };
         let problem = format!(
-            "strict pruning leaves no matrix out, but {count} cannot be pruned; the first is \
-                `{name}` {shape:?}: {reason}"
+            "--strict: {matrices} cannot be pruned; the first is `{name}` {shape:?}: {reason}"
         );
         return Err(Error::file(input, problem));
     }
-    disk::write_atomically(&destination, &bytes)?;
+    let (total, mut done) = (model.size(), 0);
+    let (mut plan, mut reports) = (plan.into_iter(), Vec::new());
+    let mut write = |file: &TensorFile, out: &mut NewFile| {
+        let mut buffer = Vec::new();
+        file.read(0..file.start, &mut buffer)?;
+        out.write(&buffer)?;
+        for (entry, outcome) in plan.by_ref().take(file.entries.len()) {
+            let mut pruned = Pruned::default();
+            for piece in pieces(entry, outcome.as_ref().ok()) {
+                file.read(piece, &mut buffer)?;
+                if let Ok(matrix) = &outcome {
+                    pruned += matrix.prune(&mut buffer, search);
+                }
+                out.write(&buffer)?;
+                done += buffer.len() as u64;
+                progress(done, total)?;
+            }
+            reports.push(report(entry, outcome.map(|_| pruned)));
+        }
+        Ok(())
+    };
+    let room = |path: &Path| {
+        disk::check_room(disk::parent(path), total, || "the pruned weights".to_owned())
+    };
+    if model.folder.is_none() {
+        let destination = disk::destination(output)?;
+        room(&destination)?;
+        disk::replace(&destination, |out| write(&model.files[0], out))?;
+        return Ok(reports);
+    }
+    let companions = model.companions()?;
+    disk::fill_folder(output, |folder| {
+        room(folder)?;
+        let create = |path: &Path| {
+            NewFile::create(folder.join(path.file_name().expect("a file has a name")))
+        };
+        for file in &model.files {
+            let mut out = create(&file.path)?;
+            write(file, &mut out)?;
+            out.sync()?;
+        }
+        companions.iter().try_for_each(|path| copy(path, create(path)?))
+    })?;
     Ok(reports)
 }
 
-/// Verifies 2:4 tensor by tensor; returns a report for every tensor, in the file's order.
+/// Verifies 2:4 tensor by tensor, in a file or all of a model's folder; returns a report for every
+/// tensor, in the order of the files. `progress` is as for [`prune`].
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::File`] for a malformed file, and one without a tensor to verify.
-pub fn verify_file(
+/// [`Error::Io`]; [`Error::File`] for a malformed file or index, and a model without a tensor to
+/// verify; those of `progress`.
+pub fn verify(
     path: &Path,
     selection: Selection<'_>,
+    progress: Progress<'_>,
 ) -> Result<Vec<TensorReport<Verdict>>, Error> {
-    for_each(path, &mut read(path)?, selection, |matrix| matrix.verify())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    disk::read(path).map_err(|e| e.expecting("a safetensors file"))
-}
-
-fn for_each<T>(
-    path: &Path,
-    bytes: &mut [u8],
-    selection: Selection<'_>,
-    mut each: impl FnMut(Matrix<'_>) -> T,
-) -> Result<Vec<TensorReport<T>>, Error> {
-    let entries = container::read(path, &mut &*bytes, bytes.len() as u64)?;
-    let reports: Vec<_> = entries
-        .into_iter()
-        .map(|entry| {
-            let outcome = admit(&entry, selection).map(|(storage, shape)| {
-                each(Matrix {
-                    bytes: &mut bytes[entry.range],
-                    storage,
-                    shape,
-                    kind: selection.kind,
-                })
-            });
-            TensorReport { name: entry.name, dtype: entry.dtype, shape: entry.shape, outcome }
-        })
-        .collect();
-    if reports.iter().any(|report| report.outcome.is_ok()) {
-        return Ok(reports);
+    let model = Shards::open(path)?;
+    let (total, mut done, mut buffer) = (model.size(), 0, Vec::new());
+    let mut plan = plan(&model, selection)?.into_iter();
+    let mut reports = Vec::with_capacity(plan.len());
+    for file in &model.files {
+        for (entry, outcome) in plan.by_ref().take(file.entries.len()) {
+            let mut verdict = Verdict::Holds;
+            if let Ok(matrix) = &outcome {
+                for piece in pieces(entry, Some(matrix)) {
+                    let first = (piece.start - entry.range.start) / matrix.row();
+                    file.read(piece, &mut buffer)?;
+                    if let Some(offence) = matrix.first_offence(&buffer, first) {
+                        verdict = Verdict::Refuted(offence);
+                        break;
+                    }
+                    progress(done + (buffer.len() + first * matrix.row()) as u64, total)?;
+                }
+            }
+            done += entry.range.len() as u64;
+            reports.push(report(entry, outcome.map(|_| verdict)));
+        }
     }
-    let reason = match reports
-        .iter()
-        .find_map(|report| report.outcome.as_ref().err().map(|reason| (&report.name, reason)))
-    {
-        None => "it has no tensors".to_owned(),
-        Some((name, reason)) => format!("of {}, the first is `{name}`: {reason}", reports.len()),
-    };
-    Err(Error::file(
-        path,
-        format!("holds no tensor that could be {} pruned ({reason})", selection.kind),
-    ))
+    Ok(reports)
 }
 
-fn admit(entry: &Entry, selection: Selection<'_>) -> Result<(Storage, [usize; 2]), Reason> {
+fn report<T>(entry: &Entry, outcome: Result<T, Reason>) -> TensorReport<T> {
+    let Entry { name, dtype, shape, .. } = entry;
+    TensorReport { name: name.clone(), dtype: *dtype, shape: shape.clone(), outcome }
+}
+
+/// Copies a file.
+fn copy(from: &Path, mut to: NewFile) -> Result<(), Error> {
+    let (mut file, _) = disk::open(from)?;
+    let mut buffer = vec![0; PIECE];
+    loop {
+        match file.read(&mut buffer).map_err(|e| Error::io("read", from, e))? {
+            0 => return to.sync(),
+            read => to.write(&buffer[..read])?,
+        }
+    }
+}
+
+/// Bytes of a tensor that are in memory at a time, at least whole tiles.
+const PIECE: usize = 1 << 23;
+
+/// The bytes of a tensor in pieces.
+fn pieces(entry: &Entry, matrix: Option<&Matrix>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let unit = matrix.map_or(1, |matrix| 4 * matrix.row());
+    let (length, end) = ((PIECE / unit).max(1) * unit, entry.range.end);
+    entry.range.clone().step_by(length).map(move |start| start..end.min(start + length))
+}
+
+/// A tensor with what to prune or verify, or the reason not to.
+type Planned<'a> = (&'a Entry, Result<Matrix, Reason>);
+
+/// Every tensor; an error if all have reasons.
+fn plan<'a>(model: &'a Shards, selection: Selection<'_>) -> Result<Vec<Planned<'a>>, Error> {
+    let entries = model.files.iter().flat_map(|file| &file.entries);
+    let plan: Vec<_> = entries.map(|entry| (entry, admit(entry, selection))).collect();
+    let reason = match plan.first() {
+        _ if plan.iter().any(|(_, outcome)| outcome.is_ok()) => return Ok(plan),
+        Some((entry, Err(reason))) => {
+            format!("of {}, the first is `{}`: {reason}", plan.len(), entry.name)
+        }
+        _ => "it has no tensors".to_owned(),
+    };
+    let problem = format!("holds no tensor that could be {} pruned ({reason})", selection.kind);
+    Err(Error::file(&model.path, problem))
+}
+
+fn admit(entry: &Entry, selection: Selection<'_>) -> Result<Matrix, Reason> {
     if !(selection.include)(&entry.name) {
         return Err(Reason::Excluded);
     }
@@ -300,14 +425,14 @@ fn admit(entry: &Entry, selection: Selection<'_>) -> Result<(Storage, [usize; 2]
         return Err(Reason::Empty);
     }
     let storage = storage.ok_or(Reason::NarrowFloat)?;
-    if is_embedding(&entry.name) {
-        return Err(Reason::Embedding);
+    if let (Embeddings::Skip, Some(reason)) = (selection.embeddings, name_reason(&entry.name)) {
+        return Err(reason);
     }
     let [height, width] = matrix::shape(selection.kind);
     if rows % height != 0 || columns % width != 0 {
         return Err(Reason::Indivisible(selection.kind));
     }
-    Ok((storage, [rows, columns]))
+    Ok(Matrix { storage, columns, kind: selection.kind })
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Reads and writes safetensors files tensor by tensor, so that a file of gigabytes is never in
-//! memory twice.
+//! memory twice; a model may have one file or several ([`shards`]).
 //!
 //! Invariant: whatever the bytes, opening a file allocates in proportion to its header, and reading
 //! a tensor in proportion to that tensor, which lies inside the file.
 
-pub(crate) mod container;
+mod container;
+mod shards;
 
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom},
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -16,6 +16,7 @@ use std::{
 pub(crate) use container::Entry;
 use half::{bf16, f16};
 use safetensors::Dtype;
+pub(crate) use shards::{Shards, WEIGHTS};
 
 use crate::{Error, disk};
 
@@ -24,22 +25,26 @@ const CHUNK: usize = 1 << 18;
 
 /// A file whose header has been read and validated.
 pub(crate) struct TensorFile {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     file: File,
-    /// In the order of their bytes.
+    /// In the order of their bytes, which end with the file.
     pub(crate) entries: Vec<Entry>,
+    /// Bytes of the file.
+    pub(crate) size: usize,
+    /// Bytes before those of the first tensor.
+    pub(crate) start: usize,
 }
 
 impl TensorFile {
     /// Reads and validates the header.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let (mut file, size) = disk::open(path)?;
-        let entries = container::read(path, &mut file, size)?;
-        Ok(Self { path: path.to_owned(), file, entries })
+        let (entries, start) = container::read(path, &mut file, size)?;
+        Ok(Self { path: path.to_owned(), file, entries, size: size as usize, start })
     }
 
     /// The values of a float tensor, exactly, as f32; refused unless all are finite.
-    pub(crate) fn floats(&mut self, entry: &Entry) -> Result<Vec<f32>, Error> {
+    pub(crate) fn floats(&self, entry: &Entry) -> Result<Vec<f32>, Error> {
         let mut values = self.buffer(entry)?;
         self.float_pieces(entry, CHUNK / 4, |piece| values.extend_from_slice(piece))?;
         Ok(values)
@@ -53,7 +58,7 @@ impl TensorFile {
     /// Like [`TensorFile::floats`], but hands the values to `take` in pieces of `length`; the last
     /// piece may be shorter.
     pub(crate) fn float_pieces(
-        &mut self,
+        &self,
         entry: &Entry,
         length: usize,
         mut take: impl FnMut(&[f32]),
@@ -67,7 +72,7 @@ impl TensorFile {
         let (mut buffer, mut values) =
             (disk::reserve(&self.path, length * width)?, disk::reserve(&self.path, length)?);
         for start in entry.range.clone().step_by(length * width) {
-            self.read_at(start..entry.range.end.min(start + length * width), &mut buffer)?;
+            self.read(start..entry.range.end.min(start + length * width), &mut buffer)?;
             values.clear();
             match entry.dtype {
                 Dtype::F32 => values.extend(decoded(&buffer, f32::from_le_bytes)),
@@ -92,7 +97,7 @@ impl TensorFile {
 
     /// The values of an integer tensor of this type, which has `W` bytes per element.
     pub(crate) fn integers<T, const W: usize>(
-        &mut self,
+        &self,
         entry: &Entry,
         dtype: Dtype,
         value: fn([u8; W]) -> T,
@@ -103,7 +108,7 @@ impl TensorFile {
         let mut values = self.buffer(entry)?;
         let mut buffer = Vec::with_capacity(entry.range.len().min(CHUNK));
         for start in entry.range.clone().step_by(CHUNK) {
-            self.read_at(start..entry.range.end.min(start + CHUNK), &mut buffer)?;
+            self.read(start..entry.range.end.min(start + CHUNK), &mut buffer)?;
             values.extend(decoded(&buffer, value));
         }
         Ok(values)
@@ -117,13 +122,11 @@ impl TensorFile {
         )
     }
 
-    fn read_at(&mut self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
+    /// Fills `buffer` with these bytes of the file.
+    pub(crate) fn read(&self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
         buffer.resize(range.len(), 0);
-        let read = self
-            .file
-            .seek(SeekFrom::Start(range.start as u64))
-            .and_then(|_| self.file.read_exact(buffer));
-        read.map_err(|e| Error::io("read", &self.path, e))
+        disk::read_at(&self.file, range.start as u64, buffer)
+            .map_err(|e| Error::io("read", &self.path, e))
     }
 }
 

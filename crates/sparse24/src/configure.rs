@@ -57,6 +57,11 @@ pub(crate) fn quoted_path(path: &Path) -> Result<String, Failure> {
 
 impl Configure {
     pub(crate) fn resolve(&self) -> Result<Config, Failure> {
+        self.resolve_over(&[])
+    }
+
+    /// With settings `given` that the user's own come after.
+    pub(crate) fn resolve_over(&self, given: &[String]) -> Result<Config, Failure> {
         let flags = [
             ("data.path", self.data.as_deref().map(quoted_path).transpose()?),
             ("method.name", self.method.as_deref().map(quote)),
@@ -68,6 +73,7 @@ impl Configure {
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
-        Ok(Config::resolve(self.preset.as_deref(), self.config.as_deref(), &settings)?)
+        let (preset, file) = (self.preset.as_deref(), self.config.as_deref());
+        Ok(Config::resolve_over(preset, given, file, &settings)?)
     }
 }

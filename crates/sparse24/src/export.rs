@@ -50,15 +50,27 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             (model.mapped_weights()?, values)
         }
         None if args.sparse24 => {
+            let has_sparse = model.recipe().method.phases.iter().any(|p| p.mask().is_some());
+            let how = if has_sparse {
+                "export the checkpoint at the end of the sparse phase, or "
+            } else {
+                ""
+            };
             return refuse(&format!(
-                "step {step} is in a dense phase, where weights are not masked: export the \
-                 checkpoint at the end of the sparse phase, or prune the exported file with \
-                 `sparse24 prune`"
+                "step {step} is in a dense phase, where weights are not masked: {how}prune the \
+                 exported file with `sparse24 prune`"
             ));
         }
         _ => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
     };
-    let exported = interchange::export(&args.out, &weights, &shape, args.dtype, values)?;
+    let exported = interchange::export(
+        &args.out,
+        &weights,
+        &shape,
+        model.tokenizer.as_ref(),
+        args.dtype,
+        values,
+    )?;
     let which = match (mask, args.dense) {
         (None, _) => "",
         (Some(_), false) => ", pruned as it is evaluated,",
@@ -70,6 +82,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "wrote {} biases of zeros, since the model has no biases; the result is the same",
             exported.zero_biases.len()
         );
+    }
+    if !exported.has_tokenizer {
+        let why = match &model.tokenizer {
+            Some(_) => "Hugging Face has no tokenizer of characters",
+            None => "the run has none",
+        };
+        say!("wrote no tokenizer: {why}");
     }
     if !exported.sparse24.is_empty() {
         say!(

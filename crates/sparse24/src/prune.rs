@@ -1,26 +1,26 @@
-//! `sparse24 prune`: prunes the weights of any safetensors file to 2:4.
+//! `sparse24 prune`: prunes the weights of any safetensors file or model folder to 2:4.
 
 use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_core::MaskKind;
-use sparse24_run::pruning::{Pruned, Search, Selection, Unprunable, prune_file};
+use sparse24_run::pruning::{Pruned, Search, Unprunable, prune};
 
 use crate::{
     choice,
     failure::{Exit, Failure},
     output::{self, counted, say},
-    structure::{Filter, lines, objects},
+    structure::{Choice, lines, objects, shown},
 };
 
-/// Prune the matrices of a safetensors file to 2:4; everything else is copied unchanged and listed
+/// Prune the matrices of safetensors files to 2:4; everything else is copied unchanged and listed
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// File to read
-    #[arg(value_name = "IN.safetensors")]
+    /// Safetensors file, or folder of a model with one or with several and an index
+    #[arg(value_name = "IN")]
     input: PathBuf,
-    /// File to write; an existing one is replaced
-    #[arg(value_name = "OUT.safetensors")]
+    /// File to write, replacing an existing one; for a folder, a new or empty folder
+    #[arg(value_name = "OUT")]
     output: PathBuf,
     /// Structure of the masks
     #[arg(long, value_parser = choice::mask())]
@@ -29,13 +29,10 @@ pub(crate) struct Args {
     #[arg(long, value_parser = choice::search(), default_value = "exact")]
     search: Search,
     #[command(flatten)]
-    filter: Filter,
+    choice: Choice,
     /// Fail if an included two-dimensional float tensor that is not an embedding cannot be pruned
     #[arg(long)]
     strict: bool,
-    /// Print the list as one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -45,32 +42,48 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, problem));
     }
     let unprunable = if args.strict { Unprunable::Refuse } else { Unprunable::Copy };
-    let selection = Selection { kind: args.mask, include: &|name| args.filter.admits(name) };
-    let reports = prune_file(&args.input, &args.output, selection, args.search, unprunable)?;
-    let (kind, out) = (selection.kind.to_string(), args.output.display().to_string());
-    if args.json {
+    let reports = shown("pruning", |progress| {
+        let (input, output) = (&args.input, &args.output);
+        args.choice.select(args.mask, |selection| {
+            prune(input, output, selection, args.search, unprunable, progress)
+        })
+    })?;
+    let (kind, out) = (args.mask.to_string(), args.output.display().to_string());
+    if args.choice.json {
         let describe = |pruned: &Pruned| {
-            let Pruned { kept_norm, nan, nan_pruned } = pruned;
-            json!({ "kept_norm": kept_norm, "nan": nan, "nan_pruned": nan_pruned })
+            let Pruned { nan, nan_pruned, infinite, infinite_pruned, .. } = pruned;
+            json!({
+                "kept_norm": pruned.kept_share(),
+                "nan": nan,
+                "nan_pruned": nan_pruned,
+                "infinite": infinite,
+                "infinite_pruned": infinite_pruned,
+            })
         };
         let tensors = objects(&reports, describe);
         say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors }));
         return Ok(());
     }
-    let listed = lines(&reports, "copied", |pruned| ("pruned", remark(pruned)));
-    output::write(format_args!("{listed}"))?;
+    if !args.choice.quiet {
+        let listed = lines(&reports, "copied", |pruned| ("pruned", remark(pruned)));
+        output::write(format_args!("{listed}"))?;
+    }
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
     say!("{} pruned ({kind}), {} copied: {out}", counted(pruned, "tensor"), reports.len() - pruned);
     Ok(())
 }
 
-fn remark(Pruned { kept_norm, nan, nan_pruned }: &Pruned) -> String {
-    let norm = format!("keeps {:.1} % of its L1 norm", 100.0 * kept_norm);
-    match (nan, nan_pruned) {
-        (0, _) => norm,
-        (nan, 0) => format!("{norm}; {nan} NaN, all kept"),
-        (nan, pruned) => {
-            format!("{norm}; {nan} NaN, {pruned} of them pruned, too many for one group or tile")
-        }
+fn remark(pruned: &Pruned) -> String {
+    let mut remark = format!("keeps {:.1} % of its L1 norm", 100.0 * pruned.kept_share());
+    let odd = [
+        (pruned.nan, pruned.nan_pruned, "NaN"),
+        (pruned.infinite, pruned.infinite_pruned, "infinite"),
+    ];
+    for (count, pruned, what) in odd.into_iter().filter(|odd| odd.0 > 0) {
+        remark += &match pruned {
+            0 => format!("; {count} {what}, all kept"),
+            _ => format!("; {count} {what}, {pruned} of them pruned, too many for a group or tile"),
+        };
     }
+    remark
 }

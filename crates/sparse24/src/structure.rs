@@ -1,23 +1,68 @@
-//! Arguments and listings that `prune` and `verify` share.
+//! Arguments, listings and progress that `prune` and `verify` share.
 
 use std::fmt::Write;
 
 use regex::Regex;
 use serde_json::{Value, json};
-use sparse24_run::pruning::TensorReport;
+use sparse24_core::MaskKind;
+use sparse24_run::{
+    Error, ErrorKind,
+    data::Progress,
+    pruning::{Embeddings, Selection, TensorReport},
+};
 
-/// Which tensors to look at.
+use crate::{failure::Failure, progress::WorkProgress, signals::Signals};
+
+/// Which tensors to look at, and what to print of them.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Filter {
-    /// Only tensors whose name matches (embeddings are always left out)
+pub(crate) struct Choice {
+    /// Only tensors whose name matches
     #[arg(long, value_name = "REGEX")]
     include: Option<Regex>,
+    /// Leave out tensors whose name matches
+    #[arg(long, value_name = "REGEX")]
+    exclude: Option<Regex>,
+    /// Also embeddings and the output head (lm_head), which are left out otherwise
+    #[arg(long)]
+    embeddings: bool,
+    /// Print the list as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print only the summary
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
 }
 
-impl Filter {
-    pub(crate) fn admits(&self, name: &str) -> bool {
+impl Choice {
+    fn admits(&self, name: &str) -> bool {
         self.include.as_ref().is_none_or(|regex| regex.is_match(name))
+            && !self.exclude.as_ref().is_some_and(|regex| regex.is_match(name))
     }
+
+    /// Calls `work` with these tensors.
+    pub(crate) fn select<T>(&self, kind: MaskKind, work: impl FnOnce(Selection<'_>) -> T) -> T {
+        let embeddings = if self.embeddings { Embeddings::Include } else { Embeddings::Skip };
+        work(Selection { kind, include: &|name| self.admits(name), embeddings })
+    }
+}
+
+/// Does work whose progress is shown. A signal ends it; nothing is then left behind.
+pub(crate) fn shown<T>(
+    what: &'static str,
+    work: impl FnOnce(Progress<'_>) -> Result<T, Error>,
+) -> Result<T, Failure> {
+    let signals = Signals::listen_for_stop()?;
+    let mut progress = WorkProgress::new(what);
+    let worked = work(&mut |done, all| {
+        progress.update(done, all);
+        signals.received().map_or(Ok(()), |_| Err(Error::Interrupted))
+    });
+    worked.map_err(|error| match signals.received() {
+        Some(exit) if error.kind() == ErrorKind::Interrupted => {
+            Failure::new(exit, "interrupted; nothing was written")
+        }
+        _ => error.into(),
+    })
 }
 
 /// One line per tensor: word, name, dtype, shape and remark. `skipped` is the word for a tensor

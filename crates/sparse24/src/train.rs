@@ -13,6 +13,7 @@ use sparse24_lab::{
 use sparse24_run::{
     Error,
     config::Config,
+    interchange::Gpt2Config,
     processor,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
@@ -30,7 +31,7 @@ use crate::{
     runs,
     signals::Signals,
     tensorboard::{self, Events},
-    weights,
+    weights::Initial,
 };
 
 /// Pre-train a model; by default a small GPT-2 with fully sparse training on the embedded corpus
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     /// Run directory [default: runs/PRESET-TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Start with the weights of a run, a checkpoint or a Hugging Face GPT-2
+    /// Start with the weights and the shape of a run, a checkpoint or a Hugging Face GPT-2
     #[arg(long, value_name = "PATH")]
     init_from: Option<PathBuf>,
     /// Replay the kernel choices of a run (or of a plans.json) instead of timing kernels: with the
@@ -70,8 +71,11 @@ pub(crate) struct Reporting {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut config = args.configure.resolve()?;
+    let initial = args.init_from.as_deref().map(Initial::read).transpose()?;
+    let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
+    let mut config = args.configure.resolve_over(&given)?;
     config.check_corpus()?;
+    initial.as_ref().map_or(Ok(()), |initial| initial.check(&config))?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config)).transpose()?;
     let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
     let out = out.expect("named or claimed");
@@ -97,9 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             (Err(Error::Interrupted), Some(exit)) => return Err(interrupted(exit)),
             (dataset, _) => dataset?,
         };
-        let vocabulary = dataset.vocabulary() as usize;
-        let init_from = args.init_from.as_deref();
-        let initial = init_from.map(|path| weights::read(path, &config, vocabulary)).transpose()?;
+        let initial = initial.map(|initial| initial.for_data(&dataset)).transpose()?;
         if let Some(exit) = signals.received() {
             return Err(interrupted(exit));
         }
@@ -108,15 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plans: args.plans.as_deref(),
             lambda: lambda.as_ref(),
         };
-        let run =
-            Run::start(config, dataset, given, &out).map_err(|error| match (init_from, error) {
-                (Some(path), Error::Parameter { name, problem }) => {
-                    let path = path.display();
-                    let advice = "the initial weights must have the model's shape";
-                    Failure::new(Exit::Input, format!("{path}: {name}: {problem}; {advice}"))
-                }
-                (_, error) => error.into(),
-            })?;
+        let run = Run::start(config, dataset, given, &out)?;
         drive(run, &args.reporting, signals)
     })
 }
@@ -194,6 +188,7 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
     let mut watcher =
         Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
+    let is_exportable = Gpt2Config::of(&run.trainer().recipe().model).is_ok();
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
@@ -201,7 +196,7 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
         note(format_args!("no report was written: {error}"));
     }
     match ended? {
-        Ended::Finished(summary) => conclude(&summary, reporting),
+        Ended::Finished(summary) => conclude(&summary, is_exportable, reporting),
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
             let path = word(run.path());
@@ -268,7 +263,7 @@ impl Observer for Watcher {
     }
 }
 
-fn conclude(summary: &Summary, reporting: &Reporting) -> Result<(), Failure> {
+fn conclude(summary: &Summary, is_exportable: bool, reporting: &Reporting) -> Result<(), Failure> {
     if reporting.json {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
@@ -278,8 +273,13 @@ fn conclude(summary: &Summary, reporting: &Reporting) -> Result<(), Failure> {
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
     let has_tokenizer = summary.run.join("tokenizer.json").is_file();
-    let sample = if has_tokenizer { format!("sparse24 sample {run} | ") } else { String::new() };
-    say!("next            {sample}sparse24 export {run} DIR");
+    let next =
+        [(has_tokenizer, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];
+    let next: Vec<_> =
+        next.iter().filter(|(is, _)| *is).map(|(_, next)| format!("sparse24 {next}")).collect();
+    if !next.is_empty() {
+        say!("next            {}", next.join(" | "));
+    }
     Ok(())
 }
 

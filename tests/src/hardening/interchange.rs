@@ -33,7 +33,7 @@ fn exported(dtype: Dtype) -> PathBuf {
             NamedTensor { name, shape, values }
         };
         let weights: Vec<_> = TINY.parameters(Bias::Present).into_iter().map(tensor).collect();
-        export(&folder, &weights, &TINY, dtype, Values::Dense).unwrap();
+        export(&folder, &weights, &TINY, None, dtype, Values::Dense).unwrap();
     }
     folder
 }

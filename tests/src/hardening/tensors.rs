@@ -7,17 +7,20 @@ use std::iter::repeat_n;
 
 use serde_json::{Map, Value, json};
 use sparse24_core::MaskKind;
-use sparse24_run::pruning::{Search, Selection, Unprunable, Verdict, prune_file, verify_file};
+use sparse24_run::pruning::{Embeddings, Search, Selection, Unprunable, Verdict, prune, verify};
 
 use super::{document::Document, file as write, path, read, refused};
 
-pub(super) fn prune(bytes: &[u8]) -> bool {
+pub(super) fn pruned(bytes: &[u8]) -> bool {
     let (input, output) = (write("weights.safetensors", bytes), path("pruned.safetensors"));
+    let silent = &mut |_, _| Ok(());
     let mut pruned_any = false;
     for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
-        let selection = Selection { kind, include: &|name| !name.contains("excluded") };
-        let found = verify_file(&input, selection);
-        let pruned = prune_file(&input, &output, selection, Search::Exact, Unprunable::Copy);
+        let include = &|name: &str| !name.contains("excluded");
+        let selection = Selection { kind, include, embeddings: Embeddings::Skip };
+        let found = verify(&input, selection, silent);
+        let (search, unprunable) = (Search::Exact, Unprunable::Copy);
+        let pruned = prune(&input, &output, selection, search, unprunable, silent);
         let pruned = match (found, pruned) {
             (Ok(_), Ok(pruned)) => pruned,
             (Err(error), Err(other)) => {
@@ -27,7 +30,7 @@ pub(super) fn prune(bytes: &[u8]) -> bool {
             }
             (found, other) => panic!("verify returned {found:?}, prune {other:?}"),
         };
-        let reports = verify_file(&output, selection).unwrap();
+        let reports = verify(&output, selection, silent).unwrap();
         assert_eq!(reports.len(), pruned.len());
         for report in reports {
             assert!(report.outcome.map_or(true, |verdict| verdict == Verdict::Holds));
@@ -37,8 +40,9 @@ pub(super) fn prune(bytes: &[u8]) -> bool {
         assert!(after.len() == bytes.len() && pairs.all(|(old, new)| old == new || *new == 0));
         pruned_any = true;
     }
-    let strict = Selection { kind: MaskKind::Transposable, include: &|_| true };
-    match prune_file(&input, &output, strict, Search::Greedy, Unprunable::Refuse) {
+    let (kind, embeddings) = (MaskKind::Transposable, Embeddings::Include);
+    let strict = Selection { kind, include: &|_| true, embeddings };
+    match prune(&input, &output, strict, Search::Greedy, Unprunable::Refuse, silent) {
         Ok(reports) => assert!(!reports.is_empty()),
         Err(error) => _ = refused(&error, "weights.safetensors"),
     }

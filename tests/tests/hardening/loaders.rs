@@ -9,7 +9,7 @@ use sparse24_run::{
     config::Config,
     data::{Corpus, Dataset, Tokenizer, shard::Shard},
     interchange::{Gpt2Config, import},
-    pruning::{Search, Selection, Unprunable, prune_file, verify_file},
+    pruning::{Embeddings, Search, Selection, Unprunable, prune, verify},
     run::MetricsLog,
 };
 
@@ -20,16 +20,16 @@ pub(super) const MODEL: &str = "model.safetensors";
 const METRICS: &str = "metrics.jsonl";
 
 pub(super) const SELECTION: Selection<'static> =
-    Selection { kind: MaskKind::RowWise, include: &|_| true };
+    Selection { kind: MaskKind::RowWise, include: &|_| true, embeddings: Embeddings::Skip };
 
 pub(super) const LOADERS: [Loader; 16] = [
     ("Config::resolve", "config.toml", |p| Config::resolve(None, Some(p), &[]).map(drop)),
     ("Config::read", "config.toml", |p| Config::read(p).map(drop)),
     ("Plan::read", "study.toml", |p| Plan::read(p, &Overrides::default()).map(drop)),
-    ("verify_file", MODEL, |p| verify_file(p, SELECTION).map(drop)),
-    ("prune_file", MODEL, |p| {
-        let to = folder(p).join("out");
-        prune_file(p, &to, SELECTION, Search::Exact, Unprunable::Copy).map(drop)
+    ("verify", MODEL, |p| verify(p, SELECTION, &mut |_, _| Ok(())).map(drop)),
+    ("prune", MODEL, |p| {
+        let (to, none) = (folder(p).join("out"), &mut |_, _| Ok(()));
+        prune(p, &to, SELECTION, Search::Exact, Unprunable::Copy, none).map(drop)
     }),
     ("import of a file", MODEL, import_one),
     ("import of a folder", MODEL, |p| import_one(folder(p))),

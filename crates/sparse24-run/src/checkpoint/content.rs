@@ -313,20 +313,17 @@ fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
 
 fn read_tensors<V>(
     path: &Path,
-    read: impl Fn(&mut TensorFile, &tensors::Entry) -> Result<V, Error>,
+    read: impl Fn(&TensorFile, &tensors::Entry) -> Result<V, Error>,
 ) -> Result<Vec<NamedTensor<V>>, Error> {
-    let mut file = TensorFile::open(path)?;
-    let entries = std::mem::take(&mut file.entries);
-    entries
-        .into_iter()
-        .map(|entry| {
-            let values = read(&mut file, &entry)?;
-            Ok(NamedTensor { name: entry.name, shape: entry.shape, values })
-        })
-        .collect()
+    let file = TensorFile::open(path)?;
+    let tensor = |entry: &tensors::Entry| {
+        let values = read(&file, entry)?;
+        Ok(NamedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values })
+    };
+    file.entries.iter().map(tensor).collect()
 }
 
-fn values(file: &mut TensorFile, entry: &tensors::Entry) -> Result<Values, Error> {
+fn values(file: &TensorFile, entry: &tensors::Entry) -> Result<Values, Error> {
     match entry.dtype {
         Dtype::U32 => file.integers(entry, Dtype::U32, u32::from_le_bytes).map(Values::U32),
         Dtype::U16 => file.integers(entry, Dtype::U16, u16::from_le_bytes).map(Values::U16),
@@ -335,7 +332,7 @@ fn values(file: &mut TensorFile, entry: &tensors::Entry) -> Result<Values, Error
 }
 
 fn read_masks(path: &Path) -> Result<Vec<(String, Mask)>, Error> {
-    let tiles = |file: &mut TensorFile, entry: &tensors::Entry| {
+    let tiles = |file: &TensorFile, entry: &tensors::Entry| {
         let lengths: Vec<_> = entry.shape.iter().map(|length| length.checked_mul(4)).collect();
         let &[Some(rows), Some(columns)] = lengths.as_slice() else {
             return Err(file.refuse(entry, "is not a mask: expected [rows/4, columns/4]"));

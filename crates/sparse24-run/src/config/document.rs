@@ -44,8 +44,12 @@ pub fn table_of(config: &Config) -> Table {
     config.to_toml().parse().expect("a configuration is a TOML table")
 }
 
-/// The document, overlaid on the preset that it names, or else on `preset`.
-pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Config, Error> {
+/// The document, overlaid on the settings `given` and the preset that it names, or else `preset`.
+pub(super) fn on_preset(
+    preset: Option<&str>,
+    given: &[String],
+    document: Table,
+) -> Result<Config, Error> {
     let named = document.get("preset").and_then(Value::as_str);
     if let (Some(named), Some(preset)) = (named, preset)
         && named != preset
@@ -55,7 +59,8 @@ pub(super) fn on_preset(preset: Option<&str>, document: Table) -> Result<Config,
         );
         return Err(Error::setting("preset", problem));
     }
-    preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?.under(document, &[])
+    let preset = preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?;
+    preset.under(Table::new(), given)?.under(document, &[])
 }
 
 /// Parses a whole configuration.

@@ -45,8 +45,12 @@ pub struct Gpt2Config {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct Kind {
     model_type: String,
+}
+
+#[derive(Deserialize)]
+struct Raw {
     n_layer: usize,
     n_head: usize,
     n_embd: usize,
@@ -86,7 +90,8 @@ impl Gpt2Config {
             ));
         };
         if !ACTIVATIONS.iter().any(|&(_, activation)| activation == spec.activation) {
-            let problem = "Hugging Face's GPT-2 has GELU feed-forward layers, this model has not";
+            let problem = "no Hugging Face model has GPT-2's layers with a gated feed-forward, \
+                expected gelu or gelu-erf; the checkpoint's model.safetensors holds the weights";
             return Err(Error::setting("model.activation", problem));
         }
         Ok(Self {
@@ -111,16 +116,16 @@ impl Gpt2Config {
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));
-        let raw: Raw = match serde_json::from_slice(
-            &disk::read_small(path, 1 << 20)
-                .map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?,
-        ) {
-            Ok(raw) => raw,
-            Err(e) => return refuse(format!("not a GPT-2 configuration: {e}")),
-        };
-        if raw.model_type != "gpt2" {
-            return refuse(format!("model_type is {:?}, expected \"gpt2\"", raw.model_type));
+        let text = disk::read_small(path, 1 << 20)
+            .map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?;
+        let malformed =
+            |e: serde_json::Error| Error::file(path, format!("not a GPT-2 configuration: {e}"));
+        let Kind { model_type } = serde_json::from_slice(&text).map_err(malformed)?;
+        if model_type != "gpt2" {
+            let supported = "expected \"gpt2\", the only model that can be imported";
+            return refuse(format!("model_type is {model_type:?}, {supported}"));
         }
+        let raw: Raw = serde_json::from_slice(&text).map_err(malformed)?;
         let same = |found: &Value, expected: &Value| match (found.as_f64(), expected.as_f64()) {
             (Some(found), Some(expected)) => (found - expected).abs() <= 1e-6 * expected.abs(),
             _ => found == expected,
@@ -145,10 +150,8 @@ impl Gpt2Config {
             if let Some(found) =
                 found.as_ref().filter(|found| !admitted.iter().any(|value| same(found, value)))
             {
-                return refuse(format!(
-                    "{key} is {found}, expected {}; no other value is supported",
-                    admitted[0]
-                ));
+                let admitted: Vec<_> = admitted.iter().map(Value::to_string).collect();
+                return refuse(format!("{key} is {found}, expected {}", admitted.join(" or ")));
             }
         }
         let Raw { n_layer, n_head, n_embd, n_positions, vocab_size, activation_function, .. } = raw;
@@ -178,8 +181,8 @@ impl Gpt2Config {
 
     /// The model that computes it.
     #[must_use]
-    pub fn spec(&self, bias: Bias) -> ModelSpec {
-        ModelSpec::Gpt2(Gpt2Spec {
+    pub fn spec(&self, bias: Bias) -> Gpt2Spec {
+        Gpt2Spec {
             layers: self.n_layer,
             heads: self.n_head,
             d_model: self.n_embd,
@@ -189,22 +192,20 @@ impl Gpt2Config {
             activation: self.activation,
             bias,
             sparsify: Sparsify::Ffn,
-        })
+        }
     }
 
     /// The name and shape of every parameter, linear layers `[out, in]`, in the order of the
     /// computation.
     #[must_use]
     pub fn parameters(&self, bias: Bias) -> Vec<(String, Vec<usize>)> {
-        shapes(&self.spec(bias)).expect("a dense model has no tiles")
+        shapes(&ModelSpec::Gpt2(self.spec(bias))).expect("a dense model has no tiles")
     }
 
-    /// The file that `from_pretrained` reads.
-    pub(super) fn to_json(self, dtype: &str) -> Vec<u8> {
+    /// The file that `from_pretrained` reads; `end` is the token that ends a text.
+    pub(super) fn to_json(self, dtype: &str, end: Option<u32>) -> Vec<u8> {
         let Self { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner, activation } = self;
         let named = ACTIVATIONS.iter().find(|(_, named)| *named == activation);
-        // GPT-2's end of text, if the vocabulary has it.
-        let end = (vocab_size >= 50_257).then_some(50_256);
         let fields = json!({
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],

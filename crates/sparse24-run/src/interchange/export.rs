@@ -2,16 +2,16 @@
 
 use std::{
     collections::HashMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use sparse24_core::{Mask, MaskKind};
 
-use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, transpose};
+use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, tokenizer, transpose};
 use crate::{
     Error,
     checkpoint::{NamedTensor, PhaseKind},
+    data::Tokenizer,
     disk,
     tensors::{self, Layout, TensorFile},
 };
@@ -62,10 +62,13 @@ pub struct Exported {
     pub zero_biases: Vec<String>,
     /// Weights verified to be 2:4 in the file.
     pub sparse24: Vec<String>,
+    /// Whether there are tokenizer files.
+    pub has_tokenizer: bool,
 }
 
 /// Writes a folder with `model.safetensors` and `config.json` that
-/// `transformers.GPT2LMHeadModel.from_pretrained` loads.
+/// `transformers.GPT2LMHeadModel.from_pretrained` loads, and for GPT-2's tokenizer and for bytes
+/// the `tokenizer.json` and `tokenizer_config.json` of `AutoTokenizer`.
 ///
 /// `folder` must not exist, or be empty; its parents are created. Nothing is left behind on an
 /// error. A 2:4 export is read back and verified: each mask has its structure, and pruned elements
@@ -79,47 +82,32 @@ pub fn export(
     folder: &Path,
     weights: &[NamedTensor],
     config: &Gpt2Config,
+    tokenizer: Option<&Tokenizer>,
     dtype: Dtype,
     values: Values<'_>,
 ) -> Result<Exported, Error> {
-    let exists = folder.exists();
-    let is_empty =
-        !exists || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-    if !is_empty {
-        return Err(Error::file(
-            folder,
-            "is not an empty folder, expected a new or empty one; choose another",
-        ));
-    }
     let plan = Plan::new(folder, weights, config, values)?;
-    let parent = disk::parent(folder);
-    fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    let aside = disk::aside(folder);
-    if aside.exists() {
-        disk::remove_directory(&aside)?;
-    }
-    let placed = disk::create_directory(&aside)
-        .and_then(|()| plan.write(&aside, config, dtype))
-        .and_then(|()| plan.prove(&aside.join(WEIGHTS)))
-        .and_then(|()| {
-            if exists {
-                fs::remove_dir(folder).map_err(|e| Error::io("replace", folder, e))
-            } else {
-                Ok(())
-            }
+    let (_, torch_name) = dtype.stored();
+    let config_json = config.to_json(torch_name, tokenizer::end_of_text(tokenizer));
+    let mut files = tokenizer.map_or_else(Vec::new, |t| tokenizer::files(t, config.n_positions));
+    let has_tokenizer = !files.is_empty();
+    files.push((CONFIG, config_json));
+    disk::fill_folder(folder, |aside| {
+        plan.write(aside, dtype)?;
+        plan.prove(&aside.join(WEIGHTS))?;
+        files.iter().try_for_each(|(name, contents)| {
+            let mut file = disk::NewFile::create(aside.join(name))?;
+            file.write(contents)?;
+            file.sync()
         })
-        .and_then(|()| disk::rename(&aside, folder));
-    if let Err(error) = placed {
-        let _ = fs::remove_dir_all(&aside);
-        return Err(error);
-    }
-    disk::sync_directory(parent)?;
+    })?;
     let names = |is: fn(&Item<'_>) -> bool| {
         plan.items.iter().filter(|item| is(item)).map(|item| item.name.clone()).collect()
     };
     Ok(Exported {
         zero_biases: names(|item| item.weight.is_none()),
         sparse24: names(|item| item.mask.is_some()),
+        has_tokenizer,
     })
 }
 
@@ -190,8 +178,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn write(&self, into: &Path, config: &Gpt2Config, dtype: Dtype) -> Result<(), Error> {
-        let (stored, torch_name) = dtype.stored();
+    fn write(&self, into: &Path, dtype: Dtype) -> Result<(), Error> {
+        let (stored, _) = dtype.stored();
         let layout: Vec<_> = self
             .items
             .iter()
@@ -221,11 +209,7 @@ impl<'a> Plan<'a> {
             };
             tensors::write_floats(&values, stored, |bytes| file.write(bytes))?;
         }
-        file.sync()?;
-        let mut file = disk::NewFile::create(into.join(CONFIG))?;
-        file.write(&config.to_json(torch_name))?;
-        file.sync()?;
-        disk::sync_directory(into)
+        file.sync()
     }
 
     /// Reads the masked weights back and checks that pruned elements are zero.
@@ -233,8 +217,8 @@ impl<'a> Plan<'a> {
         if self.items.iter().all(|item| item.mask.is_none()) {
             return Ok(());
         }
-        let mut file = TensorFile::open(path)?;
-        for (entry, item) in std::mem::take(&mut file.entries).iter().zip(&self.items) {
+        let file = TensorFile::open(path)?;
+        for (entry, item) in file.entries.iter().zip(&self.items) {
             let Some(mask) = item.mask else { continue };
             let stored = file.floats(entry)?;
             let values = if is_conv1d(&item.name) {

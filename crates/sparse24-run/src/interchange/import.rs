@@ -5,16 +5,19 @@ use std::{
     path::Path,
 };
 
-use super::{PREFIX, SIDE, WEIGHTS, is_conv1d, transpose_rows};
+use super::{PREFIX, SIDE, is_conv1d, transpose_rows};
 use crate::{
     Error,
     checkpoint::NamedTensor,
-    tensors::{Entry, TensorFile},
+    tensors::{Entry, Shards, TensorFile},
 };
 
-/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16) or a folder with `model.safetensors`:
-/// exactly the `expected` names and shapes (ours: see [`super::Gpt2Config::parameters`]), in that
-/// order, linear layers `[out, in]`.
+/// A tensor where it is stored.
+type Found<'a> = (&'a TensorFile, &'a Entry);
+
+/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16), or from a folder with one or with
+/// several and an index: exactly the `expected` names and shapes (ours: see
+/// [`super::Gpt2Config::parameters`]), in that order, linear layers `[out, in]`.
 ///
 /// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
 /// `attn.masked_bias` are ignored, as are `lm_head.weight` if it equals `wte.weight`, and
@@ -25,28 +28,25 @@ use crate::{
 /// vocabulary of another size; a bias that is not zero for a model without; an untied head.
 /// [`Error::Io`].
 pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
-    let path = &if path.is_dir() { weights_in(path)? } else { path.to_owned() };
-    let mut file = TensorFile::open(path)
-        .map_err(|e| e.expecting("a safetensors file, or a folder with a model.safetensors"))?;
-    let mut entries = std::mem::take(&mut file.entries);
-    entries.retain(|entry| {
-        !entry.name.ends_with(".attn.bias") && !entry.name.ends_with(".attn.masked_bias")
-    });
+    let model = Shards::open(path)?;
+    let entries = model.files.iter().flat_map(|f| f.entries.iter().map(move |entry| (f, entry)));
+    let is_buffer =
+        |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     let mut found = BTreeMap::new();
-    for entry in &entries {
-        if found.insert(entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name), entry).is_some() {
-            return Err(
-                file.refuse(entry, "occurs twice, with and without the prefix \"transformer.\"")
-            );
+    for (file, entry) in entries.filter(|(_, entry)| !is_buffer(&entry.name)) {
+        let name = entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name);
+        if found.insert(name, (file, entry)).is_some() {
+            let problem = "occurs twice, with and without the prefix \"transformer.\"";
+            return Err(file.refuse(entry, problem));
         }
     }
     let head = found.remove("lm_head.weight");
-    refuse_others(&mut file, &found, expected)?;
+    refuse_others(&found, expected)?;
     let mut tensors = Vec::with_capacity(expected.len());
     for (name, shape) in expected {
-        let entry = found.get(name.as_str()).ok_or_else(|| missing(path, name))?;
-        let values = read(&mut file, entry, name, shape)?;
-        if let Some(head) = head.filter(|_| name == "wte.weight")
+        let &(file, entry) = found.get(name.as_str()).ok_or_else(|| missing(path, name))?;
+        let values = read(file, entry, name, shape)?;
+        if let Some((file, head)) = head.filter(|_| name == "wte.weight")
             && (head.shape != entry.shape || file.floats(head)? != values)
         {
             return Err(file.refuse(
@@ -60,30 +60,13 @@ pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<Name
     Ok(tensors)
 }
 
-fn weights_in(folder: &Path) -> Result<std::path::PathBuf, Error> {
-    let path = folder.join(WEIGHTS);
-    if path.is_file() {
-        return Ok(path);
-    }
-    let holds = |name: &str| folder.join(name).is_file();
-    let advice = if holds("model.safetensors.index.json") {
-        "; the weights are in several files: save them again as one"
-    } else if holds("pytorch_model.bin") {
-        "; \"pytorch_model.bin\" is not read: save the weights again as safetensors"
-    } else {
-        ""
-    };
-    Err(Error::file(folder, format!("holds no {WEIGHTS:?}{advice}")))
-}
-
 /// Refuses tensors that have no place in the model, except zero biases.
 fn refuse_others(
-    file: &mut TensorFile,
-    found: &BTreeMap<&str, &Entry>,
+    found: &BTreeMap<&str, Found<'_>>,
     expected: &[(String, Vec<usize>)],
 ) -> Result<(), Error> {
     let expected: BTreeSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
-    for (name, entry) in found.iter().filter(|(name, _)| !expected.contains(*name)) {
+    for (name, (file, entry)) in found.iter().filter(|(name, _)| !expected.contains(*name)) {
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
         if !weight.is_some_and(|weight| expected.contains(weight.as_str())) {
             return Err(file.refuse(entry, "has no place in the model"));
@@ -108,12 +91,7 @@ fn missing(path: &Path, name: &str) -> Error {
     )
 }
 
-fn read(
-    file: &mut TensorFile,
-    entry: &Entry,
-    name: &str,
-    shape: &[usize],
-) -> Result<Vec<f32>, Error> {
+fn read(file: &TensorFile, entry: &Entry, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
     let is_transposed = is_conv1d(name);
     let stored: Vec<_> =
         if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };

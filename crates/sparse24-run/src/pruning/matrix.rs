@@ -1,12 +1,14 @@
-//! The tiles or groups of one stored matrix.
+//! The tiles or groups of one stored matrix, some rows at a time, on all threads.
 //!
-//! Invariant: the bytes hold `rows * columns` elements, and the tile or group divides the matrix.
+//! Invariant: the bytes hold whole rows, and the tile or group divides them. Sums have a fixed
+//! order: within four rows, then over these.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::Dtype;
 use sparse24_core::{MaskKind, prune::largest_two, search, tile::TilePattern};
 
-use super::{Offence, Pruned, Reason, Search, Verdict};
+use super::{Offence, Pruned, Reason, Search};
 
 /// Rows and columns of a part: a tile, or a group along a row or a column.
 pub(super) const fn shape(kind: MaskKind) -> [usize; 2] {
@@ -62,57 +64,71 @@ impl Storage {
     }
 }
 
-/// A stored matrix, processed part by part, row-major.
-pub(super) struct Matrix<'a> {
-    pub(super) bytes: &'a mut [u8],
+/// How the elements of a matrix are stored, row-major, and the parts to look at.
+#[derive(Debug)]
+pub(super) struct Matrix {
     pub(super) storage: Storage,
-    pub(super) shape: [usize; 2],
+    pub(super) columns: usize,
     pub(super) kind: MaskKind,
 }
 
-impl Matrix<'_> {
-    /// Zeroes the elements that the search does not keep.
-    pub(super) fn prune(self, search: Search) -> Pruned {
-        let (mut norm, mut kept_norm, mut nan, mut nan_pruned) = (0.0, 0.0, 0, 0);
-        for origin in self.origins() {
-            let values = self.values(origin);
+impl Matrix {
+    /// Bytes of a row.
+    pub(super) fn row(&self) -> usize {
+        self.columns * self.storage.width()
+    }
+
+    /// Zeroes the elements of these rows that the search does not keep.
+    pub(super) fn prune(&self, rows: &mut [u8], search: Search) -> Pruned {
+        let bands = rows.par_chunks_mut(4 * self.row());
+        let bands: Vec<_> = bands.map(|band| self.prune_band(band, search)).collect();
+        bands.into_iter().fold(Pruned::default(), |mut sum, band| {
+            sum += band;
+            sum
+        })
+    }
+
+    fn prune_band(&self, band: &mut [u8], search: Search) -> Pruned {
+        let mut pruned = Pruned::default();
+        for origin in self.origins(band) {
+            let values = self.values(band, origin);
             let kept = choose(self.kind, search, &values.map(|value| value as f32));
             for (i, &value) in values.iter().enumerate().take(self.part_elements()) {
                 let keeps = kept >> i & 1 == 1;
                 if value.is_nan() {
-                    nan += 1;
-                    nan_pruned += u64::from(!keeps);
-                } else if value.is_finite() {
-                    norm += value.abs();
-                    kept_norm += if keeps { value.abs() } else { 0.0 };
+                    pruned.nan += 1;
+                    pruned.nan_pruned += u64::from(!keeps);
+                } else if value.is_infinite() {
+                    pruned.infinite += 1;
+                    pruned.infinite_pruned += u64::from(!keeps);
+                } else {
+                    pruned.norm += value.abs();
+                    pruned.kept_norm += if keeps { value.abs() } else { 0.0 };
                 }
                 if !keeps {
                     let at = self.offset(origin, i);
-                    self.bytes[at..at + self.storage.width()].fill(0);
+                    band[at..at + self.storage.width()].fill(0);
                 }
             }
         }
-        Pruned { kept_norm: if norm > 0.0 { kept_norm / norm } else { 1.0 }, nan, nan_pruned }
+        pruned
     }
 
-    /// Finds the first part whose nonzeros no pattern covers.
-    pub(super) fn verify(self) -> Verdict {
-        for [row, column] in self.origins() {
-            let nonzeros = self
-                .values([row, column])
-                .iter()
-                .enumerate()
-                .fold(0_u16, |bits, (i, &v)| bits | u16::from(v != 0.0) << i);
-            if !covered(self.kind, nonzeros) {
-                return Verdict::Refuted(Offence {
+    /// Finds the first part whose nonzeros no pattern covers; `first` is the first of these rows.
+    pub(super) fn first_offence(&self, rows: &[u8], first: usize) -> Option<Offence> {
+        let bands = rows.par_chunks(4 * self.row()).enumerate();
+        bands.find_map_first(|(number, band)| {
+            self.origins(band).find_map(|[row, column]| {
+                let values = self.values(band, [row, column]).into_iter().enumerate();
+                let nonzeros = values.fold(0_u16, |bits, (i, v)| bits | u16::from(v != 0.0) << i);
+                (!covered(self.kind, nonzeros)).then(|| Offence {
                     kind: self.kind,
-                    row,
+                    row: first + 4 * number + row,
                     column,
                     nonzeros: nonzeros.count_ones(),
-                });
-            }
-        }
-        Verdict::Holds
+                })
+            })
+        })
     }
 
     /// Elements of a part.
@@ -120,8 +136,9 @@ impl Matrix<'_> {
         shape(self.kind).into_iter().product()
     }
 
-    fn origins(&self) -> impl Iterator<Item = [usize; 2]> + use<> {
-        let ([rows, columns], [height, width]) = (self.shape, shape(self.kind));
+    fn origins(&self, band: &[u8]) -> impl Iterator<Item = [usize; 2]> + use<> {
+        let ([height, width], rows, columns) =
+            (shape(self.kind), band.len() / self.row(), self.columns);
         (0..rows)
             .step_by(height)
             .flat_map(move |row| (0..columns).step_by(width).map(move |column| [row, column]))
@@ -130,14 +147,14 @@ impl Matrix<'_> {
     /// Byte offset of element i of a part.
     fn offset(&self, [row, column]: [usize; 2], i: usize) -> usize {
         let [_, width] = shape(self.kind);
-        ((row + i / width) * self.shape[1] + column + i % width) * self.storage.width()
+        ((row + i / width) * self.columns + column + i % width) * self.storage.width()
     }
 
     /// The elements of a part, row-major, padded with zeros.
-    fn values(&self, origin: [usize; 2]) -> [f64; 16] {
+    fn values(&self, band: &[u8], origin: [usize; 2]) -> [f64; 16] {
         let mut values = [0.0; 16];
         for (i, value) in values.iter_mut().enumerate().take(self.part_elements()) {
-            *value = self.storage.value(&self.bytes[self.offset(origin, i)..]);
+            *value = self.storage.value(&band[self.offset(origin, i)..]);
         }
         values
     }

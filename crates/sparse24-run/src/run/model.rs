@@ -136,8 +136,11 @@ impl Model {
     /// changed since.
     pub fn dataset(&self) -> Result<Dataset, Error> {
         let trained_on = self.checkpoint.state.dataset;
-        if trained_on == no_dataset() && self.tokenizer.is_none() {
-            self.check_readable(Path::new(&self.config.data.path))?;
+        if trained_on == no_dataset() {
+            if self.tokenizer.is_none() {
+                self.check_readable(Path::new(&self.config.data.path))?;
+            }
+            self.config.check_corpus()?;
         }
         let dataset = dataset_of(&self.run, &self.config)?;
         if trained_on == of_same_dataset(&dataset, trained_on)? || trained_on == no_dataset() {

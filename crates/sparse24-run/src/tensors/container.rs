@@ -2,14 +2,15 @@
 //!
 //! Invariant: entries are in the order of their bytes, cover the data without gap or overlap, and
 //! each holds exactly its shape. The library parses one entry at a time, so that an error names the
-//! tensor and a hostile header costs at most a few times its own size in memory.
+//! tensor and a hostile header costs at most five times its own size in memory. Offsets in errors
+//! are those of the header: they count from the first byte of data.
 
-use std::{fmt, io::Read, ops::Range, path::Path};
+use std::{collections::BTreeMap, fmt, io::Read, ops::Range, path::Path};
 
 use safetensors::{Dtype, tensor::TensorInfo};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
@@ -31,14 +32,26 @@ impl Entry {
     }
 }
 
-/// Longest header that is read, enough for more than 100,000 tensors. The format allows 100 MB.
-pub(crate) const HEADER_LIMIT: u64 = 1 << 24;
+/// Longest header of any file, enough for more than 100,000 tensors. A longer one, up to the 100 MB
+/// of the format, may take an eighth of its file, so that memory stays below that of the file.
+const HEADER_LIMIT: u64 = 1 << 24;
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// The most bytes of headers that files of so many bytes may have.
+pub(super) fn header_limit(size: u64) -> u64 {
+    HEADER_LIMIT.max(LONGEST_HEADER.min(size / 8))
+}
+
 /// Longest name, and longest entry, in bytes: a shape of some hundred dimensions.
 const ENTRY_LIMIT: usize = 4096;
 
 /// Reads the entries of a file of `size` bytes, and no more of it than its header; `path` names it
-/// in errors.
-pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<Entry>, Error> {
+/// in errors. Also returns the offset of the data.
+pub(super) fn read(
+    path: &Path,
+    file: &mut impl Read,
+    size: u64,
+) -> Result<(Vec<Entry>, usize), Error> {
     let refuse =
         |problem: String| Error::file(path, format!("not a valid safetensors file: {problem}"));
     let failed = |e| Error::io("read", path, e);
@@ -48,10 +61,9 @@ pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<E
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
-    if length > HEADER_LIMIT {
-        return Err(refuse(format!(
-            "header length {length} exceeds the limit of {HEADER_LIMIT} bytes"
-        )));
+    let limit = header_limit(size);
+    if length > limit {
+        return Err(refuse(format!("header length {length} exceeds the limit of {limit} bytes")));
     }
     if length > rest {
         return Err(refuse(format!("header length {length} exceeds the {rest} bytes after it")));
@@ -60,10 +72,11 @@ pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<Vec<E
     file.read_exact(&mut header).map_err(failed)?;
     let size = usize::try_from(size)
         .map_err(|_| refuse(format!("{size} bytes are more than this machine can address")))?;
-    parse(&header, size).map_err(refuse)
+    let start = 8 + header.len();
+    Ok((parse(&header, size - start).map_err(refuse)?, start))
 }
 
-/// The entries of a file of `size` bytes that starts with the length of this header and the header.
+/// The entries of a file with this header and `size` bytes of data.
 fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     let Header(mut entries) =
         serde_json::from_slice(header).map_err(|e| format!("malformed header: {e}"))?;
@@ -71,10 +84,9 @@ fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
     entries.sort_unstable_by(|a, b| {
         (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name))
     });
-    let start = 8 + header.len();
-    let mut end = start;
+    let mut end = 0;
     for Entry { name, dtype, shape, range } in &mut entries {
-        let (from, to) = (range.start.saturating_add(start), range.end.saturating_add(start));
+        let (from, to) = (range.start, range.end);
         let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &length| bits.checked_mul(length));
         let Some(bytes) = bits.filter(|bits| bits % 8 == 0).map(|bits| bits / 8) else {
             return Err(format!("tensor `{name}` cannot have the shape {shape:?}"));
@@ -90,13 +102,13 @@ fn parse(header: &[u8], size: usize) -> Result<Vec<Entry>, String> {
             ));
         }
         if to > size {
-            return Err(format!("tensor `{name}` ends at offset {to}, the file at {size}"));
+            return Err(format!("tensor `{name}` ends at offset {to}, the data at {size}"));
         }
-        *range = end..to;
+        *range = range.start + 8 + header.len()..to + 8 + header.len();
         end = to;
     }
     if end != size {
-        return Err(format!("its tensors end at offset {end}, the file at {size}"));
+        return Err(format!("its tensors end at offset {end}, the data at {size}"));
     }
     let mut names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
     names.sort_unstable();
@@ -133,7 +145,10 @@ impl<'de> Deserialize<'de> for Header {
                         )));
                     }
                     if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
+                        let text = map.next_value::<&RawValue>()?.get();
+                        serde_json::from_str::<Option<BTreeMap<Text, Text>>>(text).map_err(
+                            |e| A::Error::custom(format_args!("`{name}` expects strings: {e}")),
+                        )?;
                         continue;
                     }
                     let entry = info(map.next_value::<&RawValue>()?.get()).map_err(|problem| {
@@ -147,6 +162,17 @@ impl<'de> Deserialize<'de> for Header {
             }
         }
         deserializer.deserialize_map(Tensors)
+    }
+}
+
+/// Any string. All are equal, so that a map of them stays small.
+#[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(from = "String")]
+struct Text;
+
+impl From<String> for Text {
+    fn from(_: String) -> Self {
+        Self
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs};
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::Value;
 
 use crate::support::{Place, TINY};
 
@@ -29,7 +30,11 @@ fn write_tensors(place: &Place, folder: &str, tensors: &Tensors) {
 /// A place with a run and its export.
 fn place() -> Place {
     let place = Place::trained("");
-    assert!(place.answer("export run gpt2").contains("13 biases of zeros"));
+    let answer = place.answer("export run gpt2");
+    let end = "wrote no tokenizer: Hugging Face has no tokenizer of characters\n";
+    assert!(answer.contains("13 biases of zeros") && answer.ends_with(end), "{answer}");
+    assert!(!place.path("gpt2/tokenizer.json").exists());
+    assert_eq!(place.value("gpt2/config.json")["eos_token_id"], Value::Null);
     place
 }
 
@@ -64,6 +69,7 @@ fn an_exported_model_is_imported_with_the_same_weights() {
     // One sequence at a time, as imported models are evaluated, so that sums are the same.
     place.train("byte", "--set model.bias=true --set data.tokenizer=byte --set batch.size=1");
     assert_eq!(place.answer("export byte out"), "exported step 12 to out\n");
+    assert_eq!(place.value("out/tokenizer.json")["model"]["vocab"]["a"], 97);
     let answer = place.answer("import out imported");
     assert!(answer.contains("imported/checkpoints/step-00000000"), "{answer}");
     place.answer("export imported again");
@@ -74,6 +80,7 @@ fn an_exported_model_is_imported_with_the_same_weights() {
     assert_eq!(trained, imported);
     assert!(place.answer("sample imported --prompt the --tokens 5").starts_with("the"));
     assert_eq!(place.json("config --config imported/config.toml --json")["preset"], "imported");
+    place.refuses("eval imported", 2, "data.path: *\"imported\"*--data");
     place.refuses("resume imported", 3, "imported/checkpoints/step-00000000: *--init-from");
     for (name, expected) in [("f16", Dtype::F16), ("bf16", Dtype::BF16)] {
         place.answer(&format!("export run {name} --dtype {name}"));
@@ -94,7 +101,13 @@ fn a_sparse_checkpoint_of_a_run_that_ends_dense_is_exported_as_2_4() {
     );
     let (_, verify) = answer.trim_end().rsplit_once('\n').unwrap();
     place.answer(verify.strip_prefix("sparse24 ").unwrap());
-    place.refuses("export run out --sparse24", 3, "run: step 12*dense phase*`sparse24 prune`");
+    place.refuses("export run out --sparse24", 3, "run: step 12*dense phase*at the end of the*");
+    place.train("dense", "--method dense");
+    place.refuses(
+        "export dense out --sparse24",
+        3,
+        "dense: step 12*masked: prune*`sparse24 prune`",
+    );
     let answer = place.answer("export run/checkpoints/step-00000010 values --dense");
     assert_eq!(
         answer.lines().next(),
@@ -107,12 +120,17 @@ fn a_sparse_checkpoint_of_a_run_that_ends_dense_is_exported_as_2_4() {
 #[test]
 fn impossible_exports_and_imports_are_refused() {
     let place = place();
-    place.train("gated", "--set model.activation=geglu");
+    let more = "--set model.activation=geglu --out gated";
+    let answer = place.answer(&format!("train {TINY} {more}"));
+    assert!(answer.ends_with("next            sparse24 sample gated\n"), "{answer}");
+    fs::create_dir(place.path("llama")).unwrap();
+    place.write("llama/config.json", r#"{"model_type":"llama","hidden_size":64}"#);
     for (line, code, pattern) in [
         ("export run gpt2", 3, "gpt2: *empty folder"),
         ("export run text", 3, "text: *empty folder"),
         ("export run text/out", 4, "cannot create text*os error"),
-        ("export gated out", 3, "gated: *GELU"),
+        ("export gated out", 3, "gated: model.activation: *gated*gelu or gelu-erf"),
+        ("import llama new", 3, "llama/config.json: model_type is \"llama\"*\"gpt2\""),
         ("import nowhere new", 3, "nowhere: does not exist*config.json*model.safetensors"),
         ("import gpt2 run", 3, "run: *empty run directory*resume"),
         ("import gpt2 text", 3, "text: *is a file"),
@@ -153,18 +171,85 @@ fn a_run_starts_with_given_weights() {
 
     fs::create_dir(place.path("folder")).unwrap();
     for (settings, from, pattern) in [
-        ("model.d_model=32", "run", "run: *wte.weight: *864*[27, 32]*432*the model's shape"),
         (
-            "model.d_model=32",
-            "gpt2",
-            "gpt2/model.safetensors: *wte.weight\" (F32 [27, 16])*[27, 32]",
+            "model.d_model=32 --set model.layers=3 --set model.activation=geglu",
+            "run",
+            "run: model.layers=3, the initial weights have 2; model.d_model=32, the initial \
+             weights have 16; model.activation=\"geglu\", the initial weights have \"gelu\"; leave",
         ),
-        ("model.layers=3", "gpt2", "gpt2/model.safetensors: *\"h.2."),
-        ("model.bias=true", "run", "run: *.bias: *the model's shape"),
+        ("model.sequence_length=8", "gpt2", "gpt2: model.sequence_length=8*have 12"),
+        ("model.bias=true", "run", "run: model.bias=true*have false"),
+        ("data.tokenizer=byte", "run", "run: data.tokenizer=\"byte\"*have \"char\""),
+        ("data.tokenizer=byte", "gpt2", "gpt2: has a vocabulary of 27 tokens*256"),
+        ("data.path=other", "run", "run: was trained with other characters"),
+        ("method.name=half", "run", "run: model.d_ff=16, the initial weights have 32"),
         ("seed=1", "nowhere", "nowhere: does not exist*model.safetensors"),
-        ("seed=1", "folder", "folder: *\"model.safetensors\""),
+        ("seed=1", "folder", "folder/config.json: does not exist"),
     ] {
+        place.write("other", place.read("text").replace('a', "A"));
         let train = format!("train {TINY} --set {settings} --init-from {from} --out new");
         place.refuses(&train, 3, pattern);
     }
+}
+
+#[test]
+fn initial_weights_bring_their_shape() {
+    let place = place();
+    place.shard("gpt2/model.safetensors", "shards", "h.0");
+    fs::copy(place.path("gpt2/config.json"), place.path("shards/config.json")).unwrap();
+    let end = place.model("run", 12);
+    for (from, more) in [
+        ("run", ""),
+        ("run", "--config run/config.toml --method dense"),
+        ("shards", "--set data.tokenizer=char"),
+    ] {
+        let out = "runs/new";
+        place.answer(&format!("train --init-from {from} --data text --steps 1 --out {out} {more}"));
+        let config = place.read("runs/new/config.toml");
+        for line in ["layers = 2", "d_ff = 32", "sequence_length = 12", "tokenizer = \"char\""] {
+            assert!(config.contains(line), "{line}: {config}");
+        }
+        assert!(place.model(out, 0) == end, "{from} {more}");
+        fs::remove_dir_all(place.path("runs")).unwrap();
+    }
+}
+
+/// The commands of docs/other-programs.md print what it says, up to numbers.
+#[test]
+fn the_page_about_other_programs_is_true() {
+    let place = Place::new();
+    let names =
+        ["mlp.up_proj", "mlp.down_proj"].map(|name| format!("model.layers.0.{name}.weight"));
+    let llama = [
+        ("lm_head.weight", [32, 16]),
+        ("model.embed_tokens.weight", [32, 16]),
+        (&names[0], [64, 16]),
+        (&names[1], [16, 64]),
+    ];
+    let tensor = |(name, shape): &(&str, [usize; 2])| {
+        let values = (0..shape[0] * shape[1]).map(|at| (at * 7 % 11) as f32 - 5.0);
+        let data = values.flat_map(f32::to_le_bytes).collect();
+        ((*name).to_owned(), (Dtype::F32, shape.to_vec(), data))
+    };
+    fs::create_dir(place.path("whole")).unwrap();
+    write_tensors(&place, "whole", &llama.iter().map(tensor).collect());
+    place.shard("whole/model.safetensors", "llama", "lm_head");
+    let masked = |text: &str| {
+        let plain = text.replace(|c: char| c.is_ascii_digit() || c == '.', "#");
+        plain.split('#').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
+    };
+    let page = include_str!("../../../../docs/other-programs.md");
+    let blocks = page.split("```console\n").skip(1).filter_map(|block| block.split("```").next());
+    let mut commands = 0;
+    for command in blocks.flat_map(|block| block.split("$ sparse24 ").skip(1)) {
+        let (line, expected) = command.split_once('\n').unwrap();
+        let smaller = format!("{line} {TINY} --set data.tokenizer=byte");
+        if line.starts_with("train") {
+            place.answer(&smaller);
+        } else {
+            assert_eq!(masked(&place.answer(line)), masked(expected), "{line}");
+        }
+        commands += 1;
+    }
+    assert_eq!(commands, 8);
 }

@@ -100,6 +100,66 @@ fn verify_refutes_tensor_by_tensor_and_json_lists_every_tensor() {
 }
 
 #[test]
+fn filters_choose_the_tensors_and_quiet_leaves_the_summary() {
+    let place = place();
+    for (more, expected) in [
+        ("--include mlp --exclude h.1", "1 tensor pruned (row-wise 2:4), 4 copied: out\n"),
+        ("--embeddings", "3 tensors pruned (row-wise 2:4), 2 copied: out\n"),
+        ("--embeddings --include wte", "1 tensor pruned (row-wise 2:4), 4 copied: out\n"),
+    ] {
+        assert_eq!(place.answer(&format!("prune in out --mask row --quiet {more}")), expected);
+        place.answer(&format!("verify out --mask row --quiet {more}"));
+    }
+    let (out, err) = place.exits("verify in --quiet", 1);
+    assert!(out.is_empty() && is_like(&err, "2 of 2 tensors are not transposable"), "{out}{err}");
+    place.refuses("verify in --quiet --json", 2, "--quiet*--json");
+}
+
+#[test]
+fn a_model_in_several_files_is_pruned_like_one() {
+    let place = place();
+    place.shard("in", "model", ".0.");
+    for (name, contents) in
+        [("config.json", "{}"), ("pytorch_model.bin", "dense"), (".git", ""), ("vocab.txt", "a")]
+    {
+        place.write(&format!("model/{name}"), contents);
+    }
+    let before = place.tree("model");
+    place.answer("prune in one --mask row");
+    let one = fs::read(place.path("one")).unwrap();
+    let one = SafeTensors::deserialize(&one).unwrap();
+    for (input, out) in [("model", "pruned"), ("model/model.safetensors.index.json", "again")] {
+        let listed = place.answer(&format!("prune {input} {out} --mask row"));
+        assert_lists(&listed, &["pruned   h.1.mlp.weight*", &format!("2 tensors pruned*: {out}")]);
+        place.answer(&format!("verify {out} --mask row --quiet"));
+        let after = place.tree(out);
+        let left_out = ["pytorch_model.bin", ".git"];
+        let names = before.keys().filter(|name| !left_out.iter().any(|out| name.ends_with(out)));
+        assert!(names.eq(after.keys()), "{:?}", after.keys());
+        let mut tensors = 0;
+        for (name, contents) in after {
+            let contents = contents.unwrap();
+            if name.extension().is_some_and(|e| e == "safetensors") {
+                for (name, tensor) in SafeTensors::deserialize(&contents).unwrap().iter() {
+                    assert_eq!(tensor, one.tensor(name).unwrap());
+                    tensors += 1;
+                }
+            } else {
+                assert_eq!(Some(&contents), before[&name].as_ref(), "{name:?}");
+            }
+        }
+        assert_eq!(tensors, 5);
+    }
+    assert!(place.tree("model") == before);
+    let (_, err) = place.exits("verify model", 1);
+    assert!(is_like(&err, "error: model: 2 of 2 tensors*not transposable"), "{err}");
+    place.refuses("prune model pruned --mask row", 3, "pruned: is not an empty folder");
+    place.refuses("prune model model --mask row", 3, "model: is the input");
+    place.write("model/model-00002-of-00002.safetensors", "cut");
+    place.refuses("prune model new --mask row", 3, "model/model-00002-of-*: *3 bytes");
+}
+
+#[test]
 fn unusable_files_and_arguments_are_refused() {
     let place = place();
     let whole = fs::read(place.path("in")).unwrap();
@@ -109,9 +169,9 @@ fn unusable_files_and_arguments_are_refused() {
         ("verify nowhere", 3, "nowhere: *does not exist"),
         ("verify cut", 3, "cut: *tensor `"),
         ("verify in --include wte", 3, "in: *transposable"),
-        ("prune folder out --mask row", 3, "folder: *is a folder"),
+        ("prune folder out --mask row", 3, "folder: holds no \"model.safetensors\""),
         ("prune cut out --mask row", 3, "cut: *tensor `"),
-        ("prune in out --mask row --strict", 3, "in: *strict*1"),
+        ("prune in out --mask row --strict", 3, "in: --strict: 1 matrix cannot be pruned*`odd."),
         ("prune in in --mask row", 3, "in: is the input"),
         ("prune in folder --mask row", 3, "folder: is a folder"),
         ("prune in nowhere/out --mask row", 4, "cannot write nowhere/out"),

@@ -7,7 +7,8 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use serde_json::Value;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
 
 /// Settings of a run on the file `text` that takes a fraction of a second: 12 steps, 10 of them
 /// sparse, of 72 tokens, with a vocabulary of 27.
@@ -175,6 +176,25 @@ impl Place {
         let after = self.tree("");
         let names = (before.keys(), after.keys());
         assert!(before == after, "{message}: a file has changed: {names:?}");
+    }
+
+    /// Writes the tensors of a safetensors file as two files with an index in a folder; those with
+    /// this in their name are in the first.
+    pub(crate) fn shard(&self, file: &str, folder: &str, first: &str) {
+        let whole = fs::read(self.path(file)).unwrap();
+        let whole = SafeTensors::deserialize(&whole).unwrap();
+        fs::create_dir_all(self.path(folder)).unwrap();
+        let mut map = serde_json::Map::new();
+        for (number, is_first) in [(1, true), (2, false)] {
+            let name = format!("model-0000{number}-of-00002.safetensors");
+            let tensors = whole.iter().filter(|(tensor, _)| tensor.contains(first) == is_first);
+            let tensors: Vec<_> = tensors.collect();
+            map.extend(tensors.iter().map(|(tensor, _)| ((*tensor).to_owned(), json!(name))));
+            let bytes = safetensors::serialize(tensors, None).unwrap();
+            self.write(&format!("{folder}/{name}"), bytes);
+        }
+        let index = json!({ "metadata": {}, "weight_map": map });
+        self.write(&format!("{folder}/model.safetensors.index.json"), index.to_string());
     }
 
     /// The files and folders below a folder, without locks.

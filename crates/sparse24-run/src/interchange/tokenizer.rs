@@ -1,0 +1,152 @@
+//! The tokenizer files that `AutoTokenizer.from_pretrained` reads: a byte-pair encoding, spelled
+//! with one character per byte.
+//!
+//! Invariant: a text has the ids that [`Tokenizer::encode`] gives it.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, json};
+
+use crate::{
+    data::{Tokenizer, TokenizerKind},
+    json,
+};
+
+/// GPT-2's token between documents.
+const END: &str = "<|endoftext|>";
+
+/// Its id, if this is GPT-2's tokenizer.
+pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
+    let tokenizer = tokenizer.filter(|tokenizer| tokenizer.kind() == TokenizerKind::Gpt2)?;
+    Some(tokenizer.vocabulary() - 1)
+}
+
+/// Names and contents of the files, for GPT-2's tokenizer and for bytes. Characters have no such
+/// encoding.
+pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
+    if tokenizer.kind() == TokenizerKind::Character {
+        return Vec::new();
+    }
+    let end = end_of_text(Some(tokenizer));
+    let ordinary = end.unwrap_or(tokenizer.vocabulary());
+    let bytes = |id| tokenizer.decode(&[id]).expect("the id is below the vocabulary");
+    let tokens: Vec<Vec<u8>> = (0..ordinary).map(bytes).collect();
+    let characters = byte_characters();
+    let spell = |bytes: &[u8]| bytes.iter().map(|&b| characters[b as usize]).collect::<String>();
+    let ids = tokens.iter().zip(0_u32..);
+    let mut vocabulary: Map<_, _> = ids.map(|(token, id)| (spell(token), id.into())).collect();
+    vocabulary.extend(end.map(|id| (END.to_owned(), id.into())));
+    let merges: Vec<[String; 2]> =
+        merges(&tokens).into_iter().map(|pair| pair.map(spell)).collect();
+    let added = end.map(|id| {
+        json!({ "id": id, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true })
+    });
+    let byte_level = json!({
+        "type": "ByteLevel",
+        "add_prefix_space": false,
+        "trim_offsets": true,
+        "use_regex": end.is_some(),
+    });
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": Vec::from_iter(added),
+        "pre_tokenizer": &byte_level,
+        "post_processor": &byte_level,
+        "decoder": &byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    });
+    let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    config["model_max_length"] = positions.into();
+    if end.is_some() {
+        config["tokenizer_class"] = "GPT2Tokenizer".into();
+        for key in ["bos_token", "eos_token", "unk_token"] {
+            config[key] = END.into();
+        }
+    }
+    // A line each would double its size.
+    let tokenizer = tokenizer.to_string().into_bytes();
+    vec![("tokenizer.json", tokenizer), ("tokenizer_config.json", json::pretty(&config))]
+}
+
+/// The two parts of each token of several bytes, in order. A token joins the parts into which the
+/// tokens before it encode its bytes.
+fn merges(tokens: &[Vec<u8>]) -> Vec<[&[u8]; 2]> {
+    let ranks: HashMap<&[u8], usize> =
+        tokens.iter().enumerate().map(|(rank, token)| (token.as_slice(), rank)).collect();
+    let cut = |(rank, token): (usize, &Vec<u8>)| {
+        let mut cuts: Vec<usize> = (0..=token.len()).collect();
+        while cuts.len() > 3 {
+            let joined = |at: usize| ranks.get(&token[cuts[at]..cuts[at + 2]]).copied();
+            let pairs = (0..cuts.len() - 2).filter_map(|at| Some((joined(at)?, at)));
+            let (_, at) = pairs.filter(|pair| pair.0 < rank).min()?;
+            cuts.remove(at + 1);
+        }
+        Some(cuts[1])
+    };
+    let long = tokens.iter().enumerate().filter(|(_, token)| token.len() > 1);
+    long.map(|token| token.1.split_at(cut(token).expect("two tokens before it join to it")).into())
+        .collect()
+}
+
+/// The character of each byte: itself if it is printable, otherwise the next from U+0100 on.
+fn byte_characters() -> [char; 256] {
+    let mut next = '\u{100}'..;
+    std::array::from_fn(|byte| match char::from(byte as u8) {
+        printable @ ('!'..='~' | '¡'..='¬' | '®'..='ÿ') => printable,
+        _ => next.next().expect("there are more characters"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Our files as their reader sees them.
+    fn model(kind: TokenizerKind) -> (Tokenizer, Value) {
+        let tokenizer = Tokenizer::for_text(kind, "ab").unwrap();
+        let files = files(&tokenizer, 8);
+        assert_eq!(files.len(), 2);
+        let mut file = serde_json::from_slice::<Value>(&files[0].1).unwrap();
+        (tokenizer, file["model"].take())
+    }
+
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn merges_are_gpt2s() {
+        let (tokenizer, model) = model(TokenizerKind::Gpt2);
+        let (vocabulary, merges) = (&model["vocab"], model["merges"].as_array().unwrap());
+        assert_eq!((vocabulary.as_object().unwrap().len(), merges.len()), (50_257, 50_000));
+        // The first and the last lines of OpenAI's merges.txt.
+        for (at, pair) in [(0, ["Ġ", "t"]), (1, ["Ġ", "a"]), (2, ["h", "e"]), (3, ["i", "n"])] {
+            assert_eq!(merges[at], json!(pair));
+        }
+        assert_eq!(merges[49_999], json!(["Ġg", "azed"]));
+        for (token, id) in [("!", 0), ("Ċ", 198), ("Ġ", 220), ("Ġthe", 262), (END, 50_256)] {
+            assert_eq!(vocabulary[token], id, "{token}");
+        }
+        // Every merge makes the next token, and each of its parts is one.
+        for (pair, id) in merges.iter().zip(256..) {
+            let [left, right] = [0, 1].map(|side| pair[side].as_str().unwrap());
+            assert!([left, right].iter().all(|part| vocabulary[*part].as_u64().unwrap() < id));
+            assert_eq!(vocabulary[&format!("{left}{right}")], id);
+        }
+        assert_eq!(end_of_text(Some(&tokenizer)), Some(50_256));
+    }
+
+    #[test]
+    fn bytes_merge_nothing_and_characters_have_no_files() {
+        let (tokenizer, model) = model(TokenizerKind::Byte);
+        assert_eq!(model["merges"], json!([]));
+        assert_eq!((&model["vocab"]["a"], &model["vocab"]["Ā"]), (&json!(97), &json!(0)));
+        assert_eq!(end_of_text(Some(&tokenizer)), None);
+        let characters = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
+        assert!(files(&characters, 8).is_empty());
+    }
+}
