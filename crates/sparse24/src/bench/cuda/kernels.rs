@@ -1,9 +1,6 @@
 //! `sparse24 bench`: runs the selected kernel cases one after the other.
 
-use std::{
-    io::{IsTerminal, stderr},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use regex::Regex;
@@ -122,11 +119,10 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 impl Progress {
     fn new(count: usize) -> Self {
-        let bar = stderr().is_terminal().then(|| {
-            let bar = progress::bar("{bar:20.cyan/blue} {pos}/{len} {wide_msg}");
+        let bar = progress::bar("{bar:20.cyan/blue} {pos}/{len} {wide_msg}");
+        if let Some(bar) = &bar {
             bar.set_length(count as u64);
-            bar
-        });
+        }
         Self { bar, printed: Instant::now(), done: 0, count, last: String::new() }
     }
 
