@@ -22,7 +22,8 @@ impl Observer for Print {
 fn main() -> Result<(), Box<dyn Error>> {
     let directory = env::args().nth(1).ok_or("usage: train DIR")?;
     // Any settings of `sparse24 config`.
-    let config = Config::default().with_settings(&["steps=100".to_owned()])?;
+    let settings = ["steps=100", "optimizer.warmup_steps=10"].map(str::to_owned);
+    let config = Config::default().with_settings(&settings)?;
     let dataset = open_dataset(&config)?;
     let mut run = Run::start(config, dataset, Given::default(), Path::new(&directory))?;
     if let Ended::Finished(summary) = run.train(&mut Print)? {

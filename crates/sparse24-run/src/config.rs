@@ -260,7 +260,6 @@ const UNSET: [(&str, &str); 10] = [
     ("method.d_ff_ratio", "\"1/2\""),
 ];
 
-/// Whether one of the settings has this key.
 fn sets(settings: &[String], key: &str) -> bool {
     settings.iter().filter_map(|setting| setting.split_once('=')).any(|(set, _)| set.trim() == key)
 }

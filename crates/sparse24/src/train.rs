@@ -165,7 +165,7 @@ fn choose_lambda(
     };
     let origin = found.origin(&folder, config, &open_dataset(config)?)?;
     note(format_args!(
-        "lambda {:e} (mu = {:.3}), by the search in {}",
+        "lambda {:e} (mu = {:.3}), recommended by the search in {}",
         origin.lambda,
         origin.mu,
         folder.display()

@@ -53,7 +53,6 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("n_layer=6", "model.layers"),
         ("lr=1e-3", "optimizer.learning_rate"),
         ("per_device_train_batch_size=6", "batch.size"),
-        ("max_iters=6", "did you mean steps"),
         ("weight_decay=0", "optimizer.weight_decay"),
         ("optimizer.layers=3", "model.layers"),
         ("preset=gpt2-124m", "--preset"),

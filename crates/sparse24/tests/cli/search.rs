@@ -209,7 +209,6 @@ fn decay_that_does_nothing_is_reported_after_the_warm_up() {
         ("--lambda 1e-4 --set method.decay=on-weights", true),
         ("--lambda 0", false),
         ("--method sr-ste", true),
-        ("--method ste", false),
     ] {
         let notes = place.notes(&format!("train {TINY} {settings} --out run"));
         let is_reported = |text: &str| text.contains("step 2: masked decay is too weak");

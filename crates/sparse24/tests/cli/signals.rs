@@ -172,7 +172,7 @@ fn a_signal_between_a_search_and_its_run_is_not_lost() {
     let line = format!("train {TINY} {settings} --lambda auto --out run");
     let mut child = place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains(", by the search in ")));
+    assert!(lines.any(|line| line.unwrap().contains(" by the search in ")));
     send("-TERM", &child);
     let last = lines.map(Result::unwrap).last().unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143), "{last}");
