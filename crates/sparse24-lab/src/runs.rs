@@ -190,7 +190,7 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
         // It was killed between its last line of metrics and its last checkpoint. Without the
         // folder, only its results were kept or copied here.
         (Some(RunResult { failure: None, .. }), Keep::Checkpoints)
-            if checkpoints.is_dir() && !checkpoint::is_named(&checkpoints, member.until) =>
+            if checkpoints.is_dir() && checkpoint::named(&checkpoints, member.until).is_none() =>
         {
             return Ok(None);
         }
