@@ -190,7 +190,8 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
         // It was killed between its last line of metrics and its last checkpoint. Without the
         // folder, only its results were kept or copied here.
         (Some(RunResult { failure: None, .. }), Keep::Checkpoints)
-            if disk::exists(&checkpoints) && !checkpoint::is_named(&checkpoints, member.until) =>
+            if disk::exists(&checkpoints)
+                && checkpoint::named(&checkpoints, member.until).is_none() =>
         {
             return Ok(None);
         }

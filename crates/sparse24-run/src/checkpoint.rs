@@ -38,7 +38,7 @@ pub use state::{DatasetIdentity, Fingerprint, PhaseEnd, State};
 
 pub use sparse24_train::method::PhaseKind;
 pub use store::{
-    Latest, Retention, count, is_named, latest, recover, retain, save, set_aside_after, states,
+    Latest, Retention, count, latest, named, recover, retain, save, set_aside_after, states,
     step_of,
 };
 pub use tensor::{NamedTensor, Values};

@@ -181,6 +181,10 @@ pub struct RunConfig {
     pub keep_last: usize,
     /// Checkpoints of multiples of this step are kept too.
     pub keep_every: u32,
+    /// Whether an evaluation with a lower loss than all before it is followed by a checkpoint, which
+    /// is kept until the next such one.
+    #[serde(default)]
+    pub keep_best: bool,
     /// Treatment of a loss or gradient that is not finite.
     pub on_nonfinite: OnNonFinite,
     /// Steps that may be skipped in the whole run.
@@ -224,7 +228,7 @@ pub struct BackendConfig {
 
 /// Keys that decide no bit of a model or of its metrics: a resume may change them, and checkpoints
 /// do not record them.
-pub(crate) const NEUTRAL: [&str; 15] = [
+pub(crate) const NEUTRAL: [&str; 16] = [
     "preset",
     "model.activation_checkpointing",
     "data.path",
@@ -232,6 +236,7 @@ pub(crate) const NEUTRAL: [&str; 15] = [
     "run.checkpoint_every",
     "run.keep_last",
     "run.keep_every",
+    "run.keep_best",
     "run.on_nonfinite",
     "run.skip_limit",
     "run.spike_z",
@@ -399,6 +404,12 @@ impl Config {
     pub fn with(&self, document: Table) -> Result<Self, Error> {
         let config = self.under(document, &[])?;
         config.check().map(|()| config)
+    }
+
+    /// The configuration of a checkpoint, which recorded [`Self::decisive`]; the rest is this one's.
+    pub(crate) fn recorded(&self, saved: Table) -> Result<Self, Error> {
+        let unset = UNSET.map(|(key, value)| format!("{key}={value}"));
+        self.under(Table::new(), &unset)?.with(saved)
     }
 
     /// A layer over this configuration, unchecked: a document and settings. Another method brings

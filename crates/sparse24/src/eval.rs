@@ -1,9 +1,12 @@
-//! `sparse24 eval`: the validation loss of a model.
+//! `sparse24 eval`: the validation loss of models.
 
-use std::{cell::RefCell, path::PathBuf};
+use std::{
+    cell::RefCell,
+    path::{Path, PathBuf},
+};
 
 use serde::Serialize;
-use sparse24_run::{data::EvaluationWindows, run::Model};
+use sparse24_run::{Error, data::EvaluationWindows, run::Model};
 use sparse24_train::{
     method::PhaseKind,
     nn::BatchShape,
@@ -12,16 +15,20 @@ use sparse24_train::{
 
 use crate::{
     failure::{Exit, Failure},
-    output::say,
+    output::{counted, note, say, word},
     progress::WorkProgress,
     train::on_threads,
 };
 
-/// Compute the mean loss of a run or a checkpoint over the whole validation split
+/// Compute the mean loss of runs or checkpoints over the whole validation split
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Run directory or checkpoint
-    run: PathBuf,
+    /// Run directories or checkpoints
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
+    /// Evaluate the checkpoint of each run with the lowest validation loss, not the newest
+    #[arg(long)]
+    best: bool,
     /// Data to use instead of the run's: a text file, a folder of text files, or prepared shards
     /// (only shards if the model has no tokenizer)
     #[arg(long, value_name = "PATH")]
@@ -29,9 +36,29 @@ pub(crate) struct Args {
     /// Validation tokens to evaluate, in evenly spaced sequences; 0 is all
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     tokens: usize,
-    /// Print one JSON object
+    /// Print one JSON object per run
     #[arg(long)]
     json: bool,
+}
+
+/// A model that the user names.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Which {
+    /// Run directory or checkpoint
+    pub(crate) run: PathBuf,
+    /// Take the run's checkpoint with the lowest validation loss, not the newest
+    #[arg(long)]
+    best: bool,
+}
+
+impl Which {
+    pub(crate) fn read(&self) -> Result<Model, Error> {
+        read(&self.run, self.best)
+    }
+}
+
+fn read(run: &Path, best: bool) -> Result<Model, Error> {
+    if best { Model::read_best(run) } else { Model::read(run) }
 }
 
 /// Windows that show how many were evaluated.
@@ -53,15 +80,59 @@ impl Evaluation for Shown<'_> {
 
 #[derive(Serialize)]
 struct Report {
+    run: String,
     step: u32,
     phase: PhaseKind,
     loss: f64,
     perplexity: f64,
     tokens: usize,
+    /// The corpus in words.
+    #[serde(skip)]
+    data: String,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let model = Model::read(&args.run)?;
+    let is_table = args.runs.len() > 1 && !args.json;
+    let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
+    if is_table {
+        say!("{:width$}  {:>8}  phase     loss  perplexity    tokens", "run", "step");
+    }
+    let mut failures = Vec::new();
+    for run in &args.runs {
+        let report = match evaluate(args, run) {
+            Ok(report) => report,
+            Err(failure) if args.runs.len() == 1 || failure.exit() == Exit::Unread => {
+                return Err(failure);
+            }
+            Err(failure) => {
+                failure.message().into_iter().for_each(note);
+                failures.push(failure);
+                continue;
+            }
+        };
+        let Report { run, step, phase, loss, perplexity, tokens, data } = &report;
+        if args.json {
+            say!("{}", serde_json::to_string(&report).expect("plain values"));
+        } else if is_table {
+            say!("{run:width$}  {step:>8}  {phase:6}  {loss:.4}  {perplexity:>10.2}  {tokens:>8}");
+        } else {
+            say!(
+                "step {step} ({phase}): loss {loss:.4} nats per token, \
+                 perplexity {perplexity:.2}, over {tokens} tokens of {data}"
+            );
+        }
+    }
+    match failures.first() {
+        None => Ok(()),
+        Some(first) => Err(Failure::new(
+            first.exit(),
+            format!("{} of {} not evaluated", failures.len(), counted(args.runs.len(), "run")),
+        )),
+    }
+}
+
+fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
+    let model = read(run, args.best)?;
     let config = model.config.clone();
     on_threads(&config, || {
         let dataset = match &args.data {
@@ -86,17 +157,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));
         }
-        let (perplexity, tokens) = (loss.exp(), windows.predictions());
-        if args.json {
-            let report = Report { step, phase, loss, perplexity, tokens };
-            say!("{}", serde_json::to_string(&report).expect("plain values"));
-        } else {
-            say!(
-                "step {step} ({phase}): loss {loss:.4} nats per token, \
-                 perplexity {perplexity:.2}, over {tokens} tokens of {}",
-                dataset.source().display()
-            );
-        }
-        Ok(())
+        Ok(Report {
+            run: word(run),
+            step,
+            phase,
+            loss,
+            perplexity: loss.exp(),
+            tokens: windows.predictions(),
+            data: dataset.source().display().to_string(),
+        })
     })
 }

@@ -3,13 +3,11 @@
 use std::{borrow::Cow, path::PathBuf};
 
 use sparse24_core::MaskKind;
-use sparse24_run::{
-    interchange::{self, Dtype, Gpt2Config, Values},
-    run::Model,
-};
+use sparse24_run::interchange::{self, Dtype, Gpt2Config, Values};
 
 use crate::{
     choice,
+    eval::Which,
     failure::{Exit, Failure},
     output::{say, word},
 };
@@ -17,8 +15,8 @@ use crate::{
 /// Write a run or a checkpoint as a folder that GPT2LMHeadModel of transformers loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Run directory or checkpoint
-    run: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// Folder to create
     out: PathBuf,
     /// Data type of the stored weights
@@ -33,9 +31,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let model = Model::read(&args.run)?;
+    let model = args.which.read()?;
     let refuse = |problem: &str| {
-        Err(Failure::new(Exit::Input, format!("{}: {problem}", args.run.display())))
+        Err(Failure::new(Exit::Input, format!("{}: {problem}", args.which.run.display())))
     };
     let shape = match Gpt2Config::of(&model.recipe().model) {
         Ok(shape) => shape,

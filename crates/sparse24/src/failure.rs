@@ -49,6 +49,10 @@ impl Failure {
         Self { exit, sentence: sentence.into() }
     }
 
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
     /// The line for standard error; none if the reader is gone.
     pub(crate) fn message(&self) -> Option<String> {
         match self.exit {

@@ -13,7 +13,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     output::{self, counted, note, print_json, say},
-    runs::{self, Display},
+    runs,
     signals::Signals,
 };
 
@@ -111,8 +111,7 @@ pub(crate) fn search(
     if done > 0 {
         note(format_args!("{done} of them are done"));
     }
-    let display = Display::new();
-    let watchers = display.watchers(jobs, signals)?;
+    let watchers = runs::watchers(jobs, signals)?;
     let members = search.runs().members().to_vec();
     let after = |member: usize, results: &SearchResults| {
         let arm = &members[member].arm;
@@ -120,8 +119,8 @@ pub(crate) fn search(
             format!("lambda-{:e}", candidate.lambda) == *arm && candidate.verdict.is_some()
         });
         match judged {
-            Some(candidate) => display.say(format!("lambda {}", row(candidate).trim_end())),
-            None => display.say(format!("{}: done", runs::name(&members[member]))),
+            Some(candidate) => note(format_args!("lambda {}", row(candidate).trim_end())),
+            None => note(format_args!("{}: done", runs::name(&members[member]))),
         }
     };
     let progress = search.train(watchers, &after)?;

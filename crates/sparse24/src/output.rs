@@ -7,8 +7,10 @@ use std::{
     fmt,
     io::{self, ErrorKind, Write},
     path::Path,
+    sync::LazyLock,
 };
 
+use indicatif::MultiProgress;
 use serde::Serialize;
 
 use crate::failure::{Exit, Failure};
@@ -32,9 +34,12 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     line(format_args!("{}", serde_json::to_string_pretty(value).expect("plain values")))
 }
 
-/// Writes a line to standard error; errors are ignored.
+/// The live lines at the bottom of standard error, if it is a terminal.
+pub(crate) static LIVE: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Writes a line to standard error, above the live ones; errors are ignored.
 pub(crate) fn note(text: impl fmt::Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    LIVE.suspend(|| drop(writeln!(io::stderr(), "{text}")));
 }
 
 /// Quotes a path as one word for a shell.

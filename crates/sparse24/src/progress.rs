@@ -8,7 +8,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use sparse24_run::run::{Part, StepMetrics};
 
-use crate::output::note;
+use crate::output::{LIVE, note};
 
 /// A progress display over `total` steps.
 pub(crate) struct Progress {
@@ -22,16 +22,22 @@ pub(crate) struct Progress {
     /// The last sample; with plain lines, none since the last line.
     flip_rate: Option<f64>,
     validation_loss: Option<f64>,
+    /// Whether the user was told that the run will take absurdly long.
+    warned: bool,
 }
 
-/// A bar without a length; see indicatif for the template.
-pub(crate) fn bar(template: &str) -> ProgressBar {
+/// A live line without a length, on a terminal; see indicatif for the template.
+pub(crate) fn bar(template: &str) -> Option<ProgressBar> {
     let style = ProgressStyle::with_template(template).expect("the template is well formed");
-    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
+    let bar = ProgressBar::new(0).with_style(style.progress_chars("━╸─"));
+    stderr().is_terminal().then(|| LIVE.add(bar))
 }
 
 /// The shortest time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
+
+/// A run that takes longer was hardly meant.
+const ABSURD: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The shortest time between two plain lines within a step or an evaluation.
 const LONG_INTERVAL: Duration = Duration::from_secs(30);
@@ -39,12 +45,11 @@ const LONG_INTERVAL: Duration = Duration::from_secs(30);
 impl Progress {
     /// Starts after `first` steps, with a live line if standard error is a terminal.
     pub(crate) fn new(first: u32, total: u32) -> Self {
-        let bar = stderr().is_terminal().then(|| {
-            let bar = bar("{bar:30.cyan/blue} {pos}/{len} {msg}");
+        let bar = bar("{bar:12.cyan/blue} {pos}/{len} {prefix} {wide_msg}");
+        if let Some(bar) = &bar {
             bar.set_length(u64::from(total));
             bar.set_position(u64::from(first));
-            bar
-        });
+        }
         Self {
             total,
             first,
@@ -54,30 +59,46 @@ impl Progress {
             bar,
             flip_rate: None,
             validation_loss: None,
+            warned: false,
         }
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) {
         self.flip_rate = metrics.flip_rate.or(self.flip_rate);
         self.validation_loss = metrics.val_loss.or(self.validation_loss);
-        let line = self.line(metrics);
+        let (line, remaining) = (self.line(metrics), self.remaining(metrics.step));
+        let eta = remaining.map_or("-".to_owned(), clock);
         match &self.bar {
             Some(bar) => {
                 bar.set_position(u64::from(metrics.step));
+                bar.set_prefix(format!("ETA {eta}"));
                 bar.set_message(line);
                 if let Some(loss) = metrics.val_loss {
-                    bar.println(format!("step {}: validation loss {loss:.4}", metrics.step));
+                    note(format_args!("step {}: validation loss {loss:.4}", metrics.step));
                 }
             }
             None if metrics.val_loss.is_some()
                 || self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) =>
             {
                 self.printed = Some(Instant::now());
-                note(format_args!("step {}/{} {line}", metrics.step, self.total));
+                note(format_args!("step {}/{} {line} ETA {eta}", metrics.step, self.total));
                 (self.flip_rate, self.validation_loss) = (None, None);
             }
             None => {}
         }
+        if !self.warned && remaining.is_some_and(|remaining| remaining > ABSURD) {
+            self.warned = true;
+            note(format_args!(
+                "at this pace the run takes {eta}; `sparse24 estimate` says what a step costs"
+            ));
+        }
+    }
+
+    /// The time of the steps after this one; none before the first pace is known. A resume may
+    /// first evaluate a step of the process before it.
+    fn remaining(&self, step: u32) -> Option<Duration> {
+        let pace = self.started.elapsed().checked_div(step - self.first)?;
+        Some(pace.saturating_mul(self.total - step))
     }
 
     /// Shows that a step or an evaluation goes on, if it takes more than a second.
@@ -94,19 +115,13 @@ impl Progress {
         };
         match &self.bar {
             Some(bar) => bar.set_message(what),
-            None if self.printed.is_none_or(|at| at.elapsed() >= LONG_INTERVAL) => {
+            None if self.part_began.elapsed() >= LONG_INTERVAL
+                && self.printed.is_none_or(|at| at.elapsed() >= LONG_INTERVAL) =>
+            {
                 self.printed = Some(Instant::now());
                 note(what);
             }
             None => {}
-        }
-    }
-
-    /// Prints a permanent line, above the live one.
-    pub(crate) fn say(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(line),
-            None => note(line),
         }
     }
 
@@ -125,12 +140,7 @@ impl Progress {
         if let Some(rate) = self.flip_rate {
             line += &format!(" flip {rate:.5}");
         }
-        // A resume may first evaluate a step of the process before it: no pace is known yet.
-        let eta = match metrics.step - self.first {
-            0 => "-".to_owned(),
-            done => clock(self.started.elapsed() * (self.total - metrics.step) / done),
-        };
-        line + &format!(" {} tok/s ETA {eta}", thousands(metrics.tokens_per_s))
+        line + &format!(" {} tok/s", thousands(metrics.tokens_per_s))
     }
 }
 
@@ -166,12 +176,12 @@ impl WorkProgress {
         }
         let left = time.as_secs_f64() * total.saturating_sub(done) as f64 / done.max(1) as f64;
         pace += &format!(", ETA {}", clock(Duration::from_secs_f64(left.min(1e9))));
-        if stderr().is_terminal() {
-            let bar = self.bar.get_or_insert_with(|| {
-                let bar = bar("{prefix} {bar:30.cyan/blue} {percent} %{msg}");
-                bar.set_length(total);
-                bar.with_prefix(self.what)
-            });
+        if self.bar.is_none() {
+            self.bar = bar("{prefix} {bar:12.cyan/blue} {percent} %{wide_msg}");
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_prefix(self.what);
+            bar.set_length(total);
             bar.set_position(done);
             bar.set_message(pace);
         } else if self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) {
@@ -196,7 +206,9 @@ fn thousands(rate: f64) -> String {
 fn clock(time: Duration) -> String {
     let whole = time.as_secs_f64().round() as u64;
     let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
-    if hours > 0 {
+    if hours >= 100 {
+        format!("{} days", hours / 24)
+    } else if hours > 0 {
         format!("{hours}:{minutes:02}:{seconds:02}")
     } else {
         format!("{minutes}:{seconds:02}")
@@ -217,14 +229,14 @@ mod tests {
             .unwrap()
         };
         let progress = Progress::new(7, 8);
-        assert_eq!(progress.line(&metrics(7)), "sparse loss 2.5000 950 tok/s ETA -");
-        assert_eq!(progress.line(&metrics(8)), "sparse loss 2.5000 950 tok/s ETA 0:00");
+        assert_eq!(progress.line(&metrics(7)), "sparse loss 2.5000 950 tok/s");
+        assert_eq!([7, 8].map(|step| progress.remaining(step)), [None, Some(Duration::ZERO)]);
     }
 
     #[test]
     fn times_and_rates_are_short() {
-        let times = [0.4, 61.0, 3723.0].map(|seconds| clock(Duration::from_secs_f64(seconds)));
-        assert_eq!(times, ["0:00", "1:01", "1:02:03"]);
+        let times = [0.4, 61.0, 3723.0, 1e7].map(|time| clock(Duration::from_secs_f64(time)));
+        assert_eq!(times, ["0:00", "1:01", "1:02:03", "115 days"]);
         assert_eq!([thousands(950.0), thousands(35_420.0)], ["950", "35.4k"]);
     }
 }

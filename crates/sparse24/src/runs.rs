@@ -2,13 +2,12 @@
 //! and the message of a command that was interrupted.
 
 use std::{
-    io::{IsTerminal, stderr},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar};
+use indicatif::ProgressBar;
 use sparse24_lab::runs::{Member, Watcher};
 use sparse24_run::run::{Asked, Observer, StepMetrics};
 
@@ -19,46 +18,13 @@ use crate::{
     signals::Signals,
 };
 
-/// Permanent lines above the live ones.
-#[derive(Clone)]
-pub(crate) struct Display {
-    bars: Option<MultiProgress>,
-}
-
-impl Display {
-    pub(crate) fn new() -> Self {
-        // Draws to standard error.
-        Self { bars: stderr().is_terminal().then(MultiProgress::new) }
-    }
-
-    /// Prints a permanent line.
-    pub(crate) fn say(&self, line: impl AsRef<str>) {
-        match &self.bars {
-            // The terminal may be closed.
-            Some(bars) => drop(bars.println(line)),
-            None => note(line.as_ref()),
-        }
-    }
-
-    /// Creates a watcher per job; each receives the signals of the process.
-    pub(crate) fn watchers(
-        &self,
-        jobs: u16,
-        signals: &Signals,
-    ) -> Result<Vec<Box<dyn Watcher>>, Failure> {
-        let watcher = |_| {
-            let signals = signals.another()?;
-            Ok(Box::new(Worker {
-                display: self.clone(),
-                signals,
-                bar: None,
-                name: String::new(),
-                until: 0,
-                printed: Instant::now(),
-            }) as _)
-        };
-        (0..jobs).map(watcher).collect()
-    }
+/// Creates a watcher per job; each receives the signals of the process.
+pub(crate) fn watchers(jobs: u16, signals: &Signals) -> Result<Vec<Box<dyn Watcher>>, Failure> {
+    let watcher = |_| {
+        let (signals, printed) = (signals.another()?, Instant::now());
+        Ok(Box::new(Worker { signals, bar: None, name: String::new(), until: 0, printed }) as _)
+    };
+    (0..jobs).map(watcher).collect()
 }
 
 pub(crate) fn name(member: &Member) -> String {
@@ -67,8 +33,8 @@ pub(crate) fn name(member: &Member) -> String {
 
 /// Watches one run at a time.
 struct Worker {
-    display: Display,
     signals: Signals,
+    /// All runs of this worker share a line.
     bar: Option<ProgressBar>,
     name: String,
     until: u32,
@@ -85,12 +51,11 @@ impl Watcher for Worker {
 
     fn started(&mut self, member: &Member, after: u32) {
         (self.name, self.until, self.printed) = (name(member), member.until, Instant::now());
-        match &self.display.bars {
-            Some(bars) => {
-                // All runs of this worker share a line.
-                let bar = self.bar.get_or_insert_with(|| {
-                    bars.add(progress::bar("{prefix:28} {bar:20.cyan/blue} {pos}/{len} {msg}"))
-                });
+        if self.bar.is_none() {
+            self.bar = progress::bar("{prefix:24!} {bar:6.cyan/blue} {pos}/{len} {wide_msg}");
+        }
+        match &self.bar {
+            Some(bar) => {
                 bar.set_length(u64::from(member.until));
                 bar.set_position(u64::from(after));
                 bar.set_prefix(self.name.clone());

@@ -3,9 +3,10 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::json;
-use sparse24_run::run::{Model, Sampler};
+use sparse24_run::run::Sampler;
 
 use crate::{
+    eval::Which,
     failure::{Exit, Failure},
     output::{self, say},
     train::on_threads,
@@ -14,8 +15,8 @@ use crate::{
 /// Generate text with a run or a checkpoint
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Run directory or checkpoint
-    run: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// Text to continue [default: a new line, or token 0 if the tokenizer has none]
     #[arg(long)]
     prompt: Option<String>,
@@ -53,9 +54,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if top_k == 0 {
         return wrong("--top-k: expected at least 1, found 0".to_owned());
     }
-    let mut model = Model::read(&args.run)?;
+    let mut model = args.which.read()?;
     let Some(tokenizer) = model.tokenizer.take() else {
-        let run = args.run.display();
+        let run = args.which.run.display();
         let problem = format!("{run} has no tokenizer.json: it was trained on bare token ids");
         return Err(Failure::new(Exit::Input, problem));
     };

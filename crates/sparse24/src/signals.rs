@@ -8,7 +8,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError, Sender},
     },
+    thread::{Builder, JoinHandle},
+    time::Duration,
 };
 
 use signal_hook::{
@@ -17,12 +20,61 @@ use signal_hook::{
 };
 use sparse24_run::run::Asked;
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    failure::{Exit, Failure},
+    output::note,
+};
+
+type Stops = Vec<(Exit, Arc<AtomicBool>)>;
 
 pub(crate) struct Signals {
-    stops: Vec<(Exit, Arc<AtomicBool>)>,
+    stops: Stops,
     save: Arc<AtomicBool>,
     any: Arc<AtomicBool>,
+    _acknowledgement: Option<Acknowledgement>,
+}
+
+/// A thread that acknowledges a stop signal while the work under way takes long to end. It ends when
+/// this is dropped, before the last words of the command.
+struct Acknowledgement {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How often it looks.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+impl Acknowledgement {
+    /// Without a thread nothing is acknowledged.
+    fn new(stops: Stops) -> Self {
+        let (end, ended) = mpsc::channel();
+        let watch = move || {
+            while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if let Some(exit) = received(&stops) {
+                    let again = match exit {
+                        Exit::Interrupted => "press Ctrl-C again",
+                        _ => "send the signal again",
+                    };
+                    let sentence = "stopping as soon as the work under way can be left";
+                    return note(format_args!("{sentence}; {again} to quit at once"));
+                }
+            }
+        };
+        let thread = Builder::new().name("signals".to_owned()).spawn(watch).ok();
+        Self { end: Some(end), thread }
+    }
+}
+
+impl Drop for Acknowledgement {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+/// The exit code of the stop signal, if one was received.
+fn received(stops: &[(Exit, Arc<AtomicBool>)]) -> Option<Exit> {
+    stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
 }
 
 impl Signals {
@@ -43,8 +95,10 @@ impl Signals {
             listen(signal, [&received, &any])?;
             Ok::<_, io::Error>((exit, received))
         };
-        let stops = stopping().map(|(signal, exit)| stop(signal, exit)).collect::<io::Result<_>>();
-        Ok(Self { stops: stops.map_err(failure)?, save: Arc::default(), any })
+        let stops = stopping().map(|(signal, exit)| stop(signal, exit));
+        let stops = stops.collect::<io::Result<Stops>>().map_err(failure)?;
+        let _acknowledgement = Some(Acknowledgement::new(stops.clone()));
+        Ok(Self { stops, save: Arc::default(), any, _acknowledgement })
     }
 
     #[cfg(unix)]
@@ -60,7 +114,8 @@ impl Signals {
     /// A second observer with flags of its own, for another run of this process. It also reports
     /// stop signals that were received before.
     pub(crate) fn another(&self) -> Result<Self, Failure> {
-        let another = Self { stops: self.stops.clone(), save: Arc::default(), any: Arc::default() };
+        let (stops, save, any) = (self.stops.clone(), Arc::default(), Arc::default());
+        let another = Self { stops, save, any, _acknowledgement: None };
         for (signal, _) in stopping() {
             listen(signal, [&another.any]).map_err(failure)?;
         }
@@ -85,8 +140,7 @@ impl Signals {
 
     /// The exit code of the stop signal, if one was received.
     pub(crate) fn received(&self) -> Option<Exit> {
-        let is_set = |(_, received): &&(_, Arc<AtomicBool>)| received.load(Ordering::SeqCst);
-        self.stops.iter().find(is_set).map(|&(exit, _)| exit)
+        received(&self.stops)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     configure::quoted_path,
     failure::Failure,
     output::{counted, note, print_json, say},
-    runs::{self, Display},
+    runs,
     signals::Signals,
 };
 
@@ -62,8 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         counted(of, "run"),
         args.out.display()
     ));
-    let display = Display::new();
-    let watchers = display.watchers(args.jobs, &signals)?;
+    let watchers = runs::watchers(args.jobs, &signals)?;
     let members = study.runs().members().to_vec();
     let after = |member: usize, results: &StudyResults| {
         let (arm, at) = (member % results.arms.len(), member / results.arms.len());
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(loss) => format!("validation loss {loss:.4}"),
             None => "ended at a loss that is not finite".to_owned(),
         };
-        display.say(format!(
+        note(format_args!(
             "{}/{} {}: {result}",
             results.done,
             results.of,

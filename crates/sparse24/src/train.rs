@@ -169,10 +169,10 @@ fn choose_lambda(
 }
 
 /// Runs on the configured number of threads.
-pub(crate) fn on_threads(
+pub(crate) fn on_threads<T: Send>(
     config: &Config,
-    work: impl FnOnce() -> Result<(), Failure> + Send,
-) -> Result<(), Failure> {
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
     processor::on_threads(config.backend.threads, work).map_err(|error| {
         Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"))
     })?
@@ -245,7 +245,7 @@ impl Observer for Watcher {
         self.progress.step(metrics);
         if let Some(Err(error)) = self.events.as_mut().map(|events| events.append(metrics)) {
             let step = metrics.step;
-            self.progress.say(&format!("TensorBoard file ends before step {step}: {error}"));
+            note(format_args!("TensorBoard file ends before step {step}: {error}"));
             self.events = None;
         }
     }
@@ -255,7 +255,7 @@ impl Observer for Watcher {
     }
 
     fn said(&mut self, line: &str) {
-        self.progress.say(line);
+        note(line);
     }
 
     fn asked(&mut self) -> Asked {

@@ -195,10 +195,10 @@ pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
         .collect())
 }
 
-/// Whether there is a checkpoint of this step; it is not verified.
+/// The checkpoint of this step, not verified, if there is one.
 #[must_use]
-pub fn is_named(directory: &Path, step: u32) -> bool {
-    disk::exists(&directory.join(directory_name(step)))
+pub fn named(directory: &Path, step: u32) -> Option<PathBuf> {
+    Some(directory.join(directory_name(step))).filter(|path| disk::exists(path))
 }
 
 /// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is

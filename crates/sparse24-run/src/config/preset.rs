@@ -209,6 +209,7 @@ fn shakespeare_char_cpu() -> Config {
             instrument_every: 0,
             checkpoint_every: 500,
             keep_last: 2,
+            keep_best: false,
             keep_every: 0,
             on_nonfinite: OnNonFinite::Stop,
             skip_limit: 10,

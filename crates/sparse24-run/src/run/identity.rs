@@ -141,22 +141,11 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         .collect()
 }
 
-/// Refuses a configuration other than the model's own.
-pub(super) fn check_config(
-    path: &Path,
-    saved: &State,
-    checkpoint: &Path,
-    config: &Config,
-) -> Result<(), Error> {
-    match settings(&saved_settings(saved)?, &config.decisive()).first() {
-        None => Ok(()),
-        Some(Difference { was, is, .. }) => {
-            let problem = format!(
-                "says {is}, but {} was saved with {was}; undo the change",
-                checkpoint.display()
-            );
-            Err(Error::file(path, problem))
-        }
+/// The configuration that a checkpoint was saved with; neutral settings are those of `now`.
+pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
+    match settings(&saved_settings(saved)?, &now.decisive()).is_empty() {
+        true => Ok(now),
+        false => now.recorded(document(saved)?),
     }
 }
 

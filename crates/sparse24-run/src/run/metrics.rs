@@ -251,6 +251,12 @@ impl MetricsLog {
     }
 }
 
+/// The lowest validation loss, with the first step that has it.
+pub(super) fn lowest_loss(metrics: &[StepMetrics]) -> Option<(f64, u32)> {
+    let losses = metrics.iter().filter_map(|metrics| Some((metrics.val_loss?, metrics.step)));
+    losses.min_by(|(a, _), (b, _)| a.total_cmp(b))
+}
+
 /// The damage that [`MetricsLog::salvage`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Salvage {

@@ -1,5 +1,5 @@
 //! Reads a model from a run directory or checkpoint. Invariant: configuration, checkpoint and
-//! tokenizer were saved together.
+//! tokenizer were saved together, whatever the run's configuration became since.
 
 use std::{
     borrow::Cow,
@@ -10,9 +10,11 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
+    MetricsLog,
     components::{dataset_of, new_trainer, run_config},
-    directory::{CHECKPOINTS, CONFIG, TOKENIZER},
-    identity::{check_config, no_dataset, of_same_dataset, of_tokenizer},
+    directory::{CHECKPOINTS, CONFIG, METRICS, TOKENIZER},
+    identity::{config_of, no_dataset, of_same_dataset, of_tokenizer},
+    metrics::lowest_loss,
     snapshot::{ends, restore, scale},
 };
 use crate::{
@@ -29,7 +31,7 @@ use sparse24_train::{
 
 /// A model read from a run directory or one of its checkpoints, to evaluate, sample or export.
 pub struct Model {
-    /// The run's configuration.
+    /// The configuration that the checkpoint was saved with.
     pub config: Config,
     /// State, weights, and masks in a sparse phase.
     pub checkpoint: Checkpoint,
@@ -44,13 +46,41 @@ impl Model {
     /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
     ///
     /// # Errors
-    /// [`Error::File`] if there is none, it is damaged, or the configuration or the tokenizer is
-    /// not the one it was saved with.
+    /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was saved
+    /// with.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let (run, confined, from) = locate(path)?;
-        let config = run_config(&run)?;
+        Self::located(locate(path)?)
+    }
+
+    /// Reads the checkpoint of a run's lowest validation loss, which `run.keep_best` keeps.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`]; [`Error::File`] for a run without evaluations or without that
+    /// checkpoint.
+    pub fn read_best(run: &Path) -> Result<Self, Error> {
+        if !run.join(CONFIG).is_file() {
+            return Err(Error::file(run, "is not a run directory, which has a best checkpoint"));
+        }
+        let confined = confine(run)?;
+        let metrics = MetricsLog::read(&run.join(METRICS))?;
+        let Some((loss, step)) = lowest_loss(&metrics) else {
+            return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
+        };
+        match checkpoint::named(&run.join(CHECKPOINTS), step) {
+            Some(from) => Self::located((run.to_owned(), confined, from)),
+            None => Err(Error::file(
+                run,
+                format!(
+                    "has no checkpoint of step {step}, whose validation loss {loss:.4} is its \
+                        lowest; set run.keep_best = true to keep such checkpoints"
+                ),
+            )),
+        }
+    }
+
+    fn located((run, confined, from): (PathBuf, Confined, PathBuf)) -> Result<Self, Error> {
         let checkpoint = checkpoint::load(&from)?;
-        check_config(&run.join(CONFIG), &checkpoint.state, &from, &config)?;
+        let config = config_of(&checkpoint.state, run_config(&run)?)?;
         let table = config.model.token_table();
         let missing = || {
             Error::file(

@@ -58,7 +58,8 @@ impl Run {
     /// The last checkpoint of a sparse phase, its 2:4 model, is always kept.
     fn retention(&self) -> Retention {
         let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
-        let always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
+        let mut always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
+        always.extend(self.best.filter(|_| self.config.run.keep_best).map(|(_, step)| step));
         Retention { last, every: self.config.run.keep_every, always }
     }
 
@@ -154,8 +155,9 @@ fn most_kept(config: &Config, method: &Method) -> u64 {
         .into_iter()
         .filter(|step| step < steps)
         .count() as u64;
-    let always = switches + multiples(run.keep_every);
+    let best = u64::from(run.keep_best);
+    let always = switches + multiples(run.keep_every) + best;
     // Besides the multiples, one at the end of each phase.
-    (multiples(run.checkpoint_every) + method.phases.len() as u64)
+    (multiples(run.checkpoint_every) + method.phases.len() as u64 + best)
         .min(always.saturating_add(run.keep_last as u64))
 }

@@ -12,6 +12,7 @@ use super::{
     identity::{self, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
+    metrics::lowest_loss,
     plans,
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
@@ -253,7 +254,8 @@ impl Run {
             Provenance::of_start(&trainer.backend().device(), initial)
                 .record(&directory.provenance())?;
         }
-        let watches = config.run.spike_z > 0.0 || !config.run.flip_reference.is_empty();
+        let run = &config.run;
+        let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
         let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It changes no result, so a reference that has moved must not prevent a resume.
         let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
@@ -294,6 +296,7 @@ impl Run {
             config.run.spike_window,
             before.iter().map(|metrics| metrics.loss),
         );
+        let best = lowest_loss(before);
         let is_on_disk = !dataset.train().shards().is_empty();
         let ahead = is_on_disk.then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
         Self {
@@ -312,6 +315,7 @@ impl Run {
             pending: None,
             skipped: 0,
             spikes,
+            best,
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,

@@ -51,6 +51,8 @@ pub struct Run {
     /// Steps without an update so far.
     pub(super) skipped: u32,
     pub(super) spikes: Spikes,
+    /// The lowest validation loss so far, with its step.
+    pub(super) best: Option<(f64, u32)>,
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
     /// Metrics of the last step, if a resume found the run finished and unchanged.
@@ -231,8 +233,13 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let &StepMetrics { step, loss, val_loss, .. } = metrics;
+        let mut is_best = false;
         if let Some(loss) = val_loss {
             self.log.line(&format!("step {step}: validation loss {loss:.4}"))?;
+            is_best = self.best.is_none_or(|(lowest, _)| loss < lowest);
+            if is_best {
+                self.best = Some((loss, step));
+            }
         }
         if let Some(what) = &metrics.skipped {
             self.report(format!("step {step}: skipped, because {what}"), observer)?;
@@ -262,7 +269,7 @@ impl Run {
             let Spike { z, mean } = spike;
             return Err(Error::Spike { step, loss, z, allowed, mean, window, kept: None });
         }
-        if self.saves_after(step) {
+        if self.saves_after(step) || is_best && self.config.run.keep_best {
             self.save()?;
         }
         if self.trainer.ends_phase() {

@@ -26,6 +26,9 @@ fn eval_repeats_the_validation_losses_of_training() {
         assert!((perplexity - loss.as_f64().unwrap().exp()).abs() <= 1e-9);
     }
     assert!(place.answer("eval run").starts_with("step 12 (dense): loss "));
+    let (table, note) = place.exits("eval run missing run/checkpoints/step-00000010", 3);
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(note.contains("missing") && note.contains("1 of 3 runs not evaluated"), "{note}");
     let mut command = place.command("eval step-00000010 --json");
     let output = command.current_dir(place.path("run/checkpoints")).output().unwrap();
     assert!(output.status.success(), "a checkpoint finds its run from within: {output:?}");
@@ -76,13 +79,13 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     }
     refuse("run/checkpoints/step-00000011", "step-00000011: does not exist");
     refuse("folder/checkpoints/step-00000001", "step-00000001: *RUN/checkpoints/step-NNNNNNNN");
-    let config = place.read("run/config.toml");
-    place.write("folder/config.toml", &config);
+    place.write("folder/config.toml", place.read("run/config.toml"));
     fs::remove_dir_all(place.path("folder/checkpoints")).unwrap();
     refuse("folder", "folder: *checkpoint");
+    // A checkpoint is evaluated with the settings that it was saved with.
+    let answer = place.answer("eval run");
     place.edit("run/config.toml", "d_model = 16", "d_model = 32");
-    refuse("run", "run/config.toml: *run/checkpoints/step-00000012*16*32");
-    place.write("run/config.toml", config);
+    assert_eq!(place.answer("eval run"), answer);
     // Tokenizers: more tokens than the model has, as many others, damaged, missing.
     let tokenizer = place.read("run/tokenizer.json");
     place.write("more", format!("{}{}", text(1), "ABC".repeat(99)));

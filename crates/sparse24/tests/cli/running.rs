@@ -48,8 +48,8 @@ pub(crate) fn send(signal: &str, child: &Child) {
     assert!(status.unwrap().success());
 }
 
-/// Starts a command, waits for its first line, and sends a signal `times` times, a tenth of a
-/// second apart. Returns its exit code and standard error.
+/// Starts a command, waits for its first line, and sends a signal `times` times, each after the one
+/// before was acknowledged. Returns its exit code and standard error.
 pub(crate) fn interrupted(
     place: &Place,
     line: &str,
@@ -62,7 +62,12 @@ pub(crate) fn interrupted(
     stderr.read_line(&mut lines).unwrap();
     send(signal, &child);
     for _ in 1..times {
-        thread::sleep(Duration::from_millis(100));
+        while !lines.contains("; press Ctrl-C again") && !lines.contains("; send the signal again")
+        {
+            if stderr.read_line(&mut lines).unwrap() == 0 {
+                break;
+            }
+        }
         send(signal, &child);
     }
     stderr.read_to_string(&mut lines).unwrap();

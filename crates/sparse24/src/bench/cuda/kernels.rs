@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    io::{IsTerminal, stderr},
     time::{Duration, Instant},
 };
 
@@ -170,11 +169,10 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 impl Progress {
     fn new(count: usize) -> Self {
-        let bar = stderr().is_terminal().then(|| {
-            let bar = progress::bar("{bar:20.cyan/blue} {pos}/{len} {wide_msg}");
+        let bar = progress::bar("{bar:20.cyan/blue} {pos}/{len} {wide_msg}");
+        if let Some(bar) = &bar {
             bar.set_length(count as u64);
-            bar
-        });
+        }
         Self { bar, printed: Instant::now(), done: 0, count, last: String::new() }
     }
 
