@@ -179,7 +179,7 @@ impl RunSet {
 const CHECKPOINTS: &str = "checkpoints";
 
 fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, Error> {
-    if !path.join("config.toml").is_file() {
+    if !disk::exists(&path.join("config.toml")) {
         return Ok(None);
     }
     check_config(path, member)?;
@@ -190,7 +190,8 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
         // It was killed between its last line of metrics and its last checkpoint. Without the
         // folder, only its results were kept or copied here.
         (Some(RunResult { failure: None, .. }), Keep::Checkpoints)
-            if checkpoints.is_dir() && checkpoint::named(&checkpoints, member.until).is_none() =>
+            if disk::exists(&checkpoints)
+                && checkpoint::named(&checkpoints, member.until).is_none() =>
         {
             return Ok(None);
         }
@@ -202,10 +203,10 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
 /// Removes checkpoints; if killed at any point, the folder is complete or gone.
 fn discard(checkpoints: &Path) -> Result<(), Error> {
     let aside = disk::aside(checkpoints);
-    if aside.is_dir() {
+    if disk::exists(&aside) {
         disk::remove_directory(&aside)?;
     }
-    if checkpoints.is_dir() {
+    if disk::exists(checkpoints) {
         disk::rename(checkpoints, &aside)?;
         disk::remove_directory(&aside)?;
     }
@@ -232,13 +233,13 @@ fn train(
     halted: &AtomicBool,
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
-    let mut run = if path.join("config.toml").is_file() {
+    let mut run = if disk::exists(&path.join("config.toml")) {
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
         Run::start(member.config.clone(), open_dataset(&member.config)?, Given::default(), &path)?
     };
     let checkpoints = path.join(CHECKPOINTS);
-    if keep == Keep::Checkpoints && !checkpoints.is_dir() {
+    if keep == Keep::Checkpoints && !disk::exists(&checkpoints) {
         disk::create_directory(&checkpoints)?;
         disk::sync_directory(&path)?;
     }

@@ -129,8 +129,7 @@ impl NewFile {
 fn make_directory(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     if let Some(at) = confined::resolve(path)? {
-        let mode = rustix::fs::Mode::from_raw_mode(0o777);
-        return Ok(rustix::fs::mkdirat(&at.directory, &at.name, mode)?);
+        return at.make();
     }
     fs::create_dir(path)
 }
@@ -191,6 +190,25 @@ pub fn create_directory(path: &Path) -> Result<(), Error> {
     fault::before(Operation::CreateDirectory(path))
         .and_then(|()| make_directory(path))
         .map_err(|e| Error::io("create", path, e))
+}
+
+/// Makes a directory and those above it, unless they exist.
+pub fn create_directories(path: &Path) -> Result<(), Error> {
+    let make = || {
+        #[cfg(unix)]
+        {
+            let is_below = |path: &&Path| !matches!(confined::resolve(path), Ok(None));
+            let below: Vec<_> = path.ancestors().take_while(is_below).collect();
+            if !below.is_empty() {
+                return below.into_iter().rev().try_for_each(|path| match make_directory(path) {
+                    Err(e) if e.kind() == ErrorKind::AlreadyExists => confined::check(path),
+                    made => made,
+                });
+            }
+        }
+        fs::create_dir_all(path)
+    };
+    make().map_err(|e| Error::io("create", path, e))
 }
 
 /// Renames atomically; on Unix an existing file is replaced.

@@ -184,7 +184,8 @@ pub enum Error {
     /// A tensor to be saved is not finite; nothing was written.
     #[error(
         "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; \
-            earlier checkpoints, if there are any, stay"
+            {}; lower optimizer.learning_rate or method.lambda",
+        consequence(*kept)
     )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
@@ -195,6 +196,8 @@ pub enum Error {
         element: usize,
         /// NaN or an infinity.
         value: f32,
+        /// Step of the run's newest checkpoint.
+        kept: Option<u32>,
     },
 }
 

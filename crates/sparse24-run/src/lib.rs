@@ -9,7 +9,7 @@
 //! | [`checkpoint`] | the checkpoint format and its store |
 //! | [`interchange`] | import from and export to Hugging Face |
 //! | [`pruning`] | prune and verify any safetensors file |
-//! | [`machine`] | the memory of this machine |
+//! | [`machine`] | the memory of this machine, and the limits of this process |
 //! | [`processor`] | its threads, SIMD level and measured speed |
 
 pub mod checkpoint;

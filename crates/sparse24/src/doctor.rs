@@ -10,7 +10,10 @@ use std::{
 
 use serde::Serialize;
 use serde_json::Value;
-use sparse24_run::{machine, processor::Simd};
+use sparse24_run::{
+    machine::{self, Memory},
+    processor::Simd,
+};
 use sparse24_train::backend::{BACKENDS, BackendEntry, BackendSettings};
 
 use crate::{
@@ -49,6 +52,8 @@ struct Report {
     version: &'static str,
     threads: usize,
     simd: String,
+    /// In bytes.
+    memory: Option<Memory>,
     memory_available_mib: Option<u64>,
     #[serde(flatten)]
     platforms: BTreeMap<&'static str, Value>,
@@ -73,12 +78,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (key, report)
     };
     let platforms = PLATFORMS.iter().map(survey).collect();
+    let memory = machine::memory();
     let settings = BackendSettings { gpu: args.gpu, ..BackendSettings::default() };
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
         simd: Simd::detect().to_string(),
-        memory_available_mib: machine::memory().map(|memory| memory.available >> 20),
+        memory_available_mib: memory.as_ref().map(|memory| memory.available >> 20),
+        memory,
         platforms,
         backends: BACKENDS.iter().map(|entry| open(entry, settings.clone())).collect(),
         out: args.out.clone(),
@@ -90,8 +97,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("sparse24      {}", report.version);
         say!("threads       {}", report.threads);
         say!("SIMD          {}", report.simd);
-        match report.memory_available_mib {
-            Some(mib) => say!("memory        {mib} MiB available"),
+        match &report.memory {
+            Some(memory) => {
+                say!("memory        {} MiB available; {memory}", memory.available >> 20)
+            }
             None => say!("memory        unknown on this system"),
         }
         for line in lines {

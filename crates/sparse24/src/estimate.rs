@@ -1,7 +1,12 @@
 //! `sparse24 estimate`: what a run costs, before it starts.
 
 use serde::Serialize;
-use sparse24_run::{config::Config, processor, run::open_dataset};
+use sparse24_run::{
+    config::Config,
+    machine::{self, Memory},
+    processor,
+    run::{host_bytes, open_dataset},
+};
 use sparse24_train::estimate::{Estimate, estimate};
 
 use crate::{
@@ -25,6 +30,9 @@ struct Report {
     #[serde(flatten)]
     estimate: Estimate,
     device_bytes: u64,
+    host_bytes: u64,
+    /// Of this machine, in bytes.
+    memory: Option<Memory>,
     steps: u32,
     #[serde(flatten)]
     time: Option<Time>,
@@ -57,10 +65,12 @@ const OVERHEAD: f64 = 1.4;
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
-    let estimate = estimate(&recipe, config.backend_entry()?)?;
+    let backend = config.backend_entry()?;
+    let estimate = estimate(&recipe, backend)?;
     let time = Time::measure(&config, &estimate, recipe.steps)?;
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
-    let report = Report { estimate, device_bytes, steps, time };
+    let (host_bytes, memory) = (host_bytes(&estimate, backend.placement), machine::memory());
+    let report = Report { estimate, device_bytes, host_bytes, memory, steps, time };
     if args.json {
         return print_json(&report);
     }
@@ -83,6 +93,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         say!("  besides: context and library workspaces, about {}", mib(estimate.overhead_bytes));
     }
     say!("checkpoint   {}", mib(estimate.checkpoint_bytes));
+    if let Some(memory) = &report.memory {
+        let available = mib(memory.available);
+        say!(
+            "main memory  {} with the copy for a checkpoint; {available} available",
+            mib(host_bytes)
+        );
+        if let Some(problem) = memory.refuses(host_bytes) {
+            say!("             too little: the run {problem}");
+        }
+    }
     say!(
         "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
         estimate.tokens_per_step,

@@ -15,7 +15,7 @@ use sparse24_run::{
     Error,
     config::{Config, dotted, table_of},
     disk,
-    run::{Instruments, MetricsLog, StepMetrics},
+    run::{Instruments, MetricsLog, RunDirectory, StepMetrics},
 };
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
@@ -80,7 +80,7 @@ impl Record {
     /// [`Error::File`] if `path` is not a directory or holds no file of a run.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
-            return Err(Error::file(path, "is not a run directory: there is no such directory"));
+            return Err(RunDirectory::missing(path));
         }
         if !FILES.iter().any(|name| path.join(name).exists()) {
             let problem = format!(

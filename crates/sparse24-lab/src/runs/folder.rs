@@ -1,16 +1,21 @@
 //! The folder of several runs: its lock, and the description of what it holds.
 //!
 //! Invariant: the description is written before the first run starts. Later starts may add arms and
-//! seeds, and change nothing else. A folder that holds something else is not touched.
+//! seeds, and change nothing else. A folder that holds something else is not touched. The folder is
+//! confined, since it may come from others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
+    fs::File,
     path::{Path, PathBuf},
 };
 
 use serde::Serialize;
-use sparse24_run::{Error, disk, run};
+use sparse24_run::{
+    Error,
+    disk::{self, Confined},
+    run,
+};
 
 /// A folder that only this process may write.
 #[derive(Debug)]
@@ -18,6 +23,7 @@ pub(crate) struct Folder {
     path: PathBuf,
     /// Closing it releases the lock.
     _lock: File,
+    _confined: Confined,
 }
 
 /// Dotted keys and TOML values.
@@ -82,25 +88,24 @@ impl Folder {
         if path.exists() && !path.is_dir() {
             return refuse("is a file, expected a new or empty folder; choose another".into());
         }
-        fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::create_directories(path)?;
         disk::sync_directory(disk::parent(path))?;
+        let confined = disk::confine(path)?;
         let file = path.join(name);
-        if !file.exists() {
+        if !disk::exists(&file) {
             // A start that was killed leaves these.
             let aside = disk::aside(&file);
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
-            for entry in fs::read_dir(path).map_err(|e| Error::io("list", path, e))? {
-                let found = entry.map_err(|e| Error::io("list", path, e))?.file_name();
-                if !ours.contains(&found.as_os_str()) {
-                    return refuse(format!(
-                        "already holds {found:?} but no {name}, expected a new or empty folder; \
-                         choose another"
-                    ));
-                }
+            let names = disk::names(path)?;
+            if let Some(found) = names.iter().find(|found| !ours.contains(&found.as_os_str())) {
+                return refuse(format!(
+                    "already holds {found:?} but no {name}, expected a new or empty folder; \
+                     choose another"
+                ));
             }
         }
-        let folder = Self { path: path.to_owned(), _lock: run::lock(path)? };
-        if file.exists()
+        let folder = Self { path: path.to_owned(), _lock: run::lock(path)?, _confined: confined };
+        if disk::exists(&file)
             && let Some([before, now]) = read(&file)?.difference(identity)
         {
             let problem = format!(

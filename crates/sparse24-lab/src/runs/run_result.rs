@@ -94,7 +94,7 @@ const FAILURE: &str = "failure.json";
 pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Error> {
     let metrics = path.join("metrics.jsonl");
     let (mut last, mut samples, mut rates) = (None, Vec::new(), Vec::new());
-    let steps = metrics.exists().then(|| MetricsLog::steps(&metrics)).transpose()?;
+    let steps = disk::exists(&metrics).then(|| MetricsLog::steps(&metrics)).transpose()?;
     for step in steps.into_iter().flatten() {
         let mut step = step?;
         if step.step > member.until {
@@ -151,7 +151,7 @@ pub(crate) fn builds(results: &[Option<RunResult>]) -> Vec<Build> {
 }
 
 fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
-    if !path.exists() {
+    if !disk::exists(path) {
         return Ok(None);
     }
     let text = disk::read_small(path, 1 << 16)?;

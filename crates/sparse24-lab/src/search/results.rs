@@ -278,6 +278,7 @@ impl SearchResults {
     /// [`Error::File`] if the folder holds no results or damaged ones; [`Error::Io`].
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(FILE);
+        let _confined = folder.is_dir().then(|| disk::confine(folder)).transpose()?;
         let text = disk::read_small(&path, 1 << 24)
             .map_err(|e| e.expecting("the results of `sparse24 lambda-search --out`"))?;
         serde_json::from_slice(&text)

@@ -148,6 +148,7 @@ impl Checkpoint {
                     tensor: tensor.full_name(),
                     element,
                     value: values[element],
+                    kept: None,
                 });
             }
         }

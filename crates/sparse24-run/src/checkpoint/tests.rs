@@ -220,7 +220,7 @@ fn what_is_not_finite_is_never_written() {
         assert_eq!(error.kind(), ErrorKind::NonFinite);
         let expected = format!(
             "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} \
-                at element 17; earlier checkpoints, if there are any, stay"
+                at element 17; nothing was saved yet; lower optimizer.learning_rate or method.lambda"
         );
         assert_eq!(error.to_string(), expected);
     }

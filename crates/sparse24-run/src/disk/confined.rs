@@ -13,7 +13,8 @@ use crate::Error;
 #[derive(Debug, Clone)]
 pub struct Confined(#[allow(dead_code, reason = "held for its drop")] Arc<imp::Root>);
 
-/// Confines the directory that the user named; this path itself may lead through links.
+/// Confines the directory that the user named. This path itself may lead through links, unless it
+/// is below a directory that is confined already.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -22,7 +23,7 @@ pub fn confine(path: &Path) -> Result<Confined, Error> {
 }
 
 #[cfg(unix)]
-pub(super) use imp::resolve;
+pub(super) use imp::{check, resolve};
 
 #[cfg(unix)]
 mod imp {
@@ -51,7 +52,10 @@ mod imp {
     const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
     pub(super) fn confine(path: &Path) -> io::Result<Arc<Root>> {
-        let directory = openat(CWD, path, DIRECTORY, Mode::empty())?;
+        let directory = match resolve(path)? {
+            Some(at) => at.enter()?,
+            None => openat(CWD, path, DIRECTORY, Mode::empty())?,
+        };
         let root = Arc::new(Root { path: path.to_owned(), directory });
         let mut roots = ROOTS.write().unwrap_or_else(PoisonError::into_inner);
         roots.retain(|root| root.strong_count() > 0);
@@ -86,6 +90,11 @@ mod imp {
         Ok(Some(At { directory, name }))
     }
 
+    /// Checks that a path below a confined directory is a directory.
+    pub(in super::super) fn check(path: &Path) -> io::Result<()> {
+        resolve(path)?.map_or(Ok(()), |at| at.enter().map(drop))
+    }
+
     fn enter(directory: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
         openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(explained)
     }
@@ -108,6 +117,12 @@ mod imp {
             let mode = Mode::from_raw_mode(0o666);
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             openat(&self.directory, &self.name, flags, mode).map_err(explained)
+        }
+
+        /// Makes the directory.
+        pub(in super::super) fn make(&self) -> io::Result<()> {
+            let mode = Mode::from_raw_mode(0o777);
+            Ok(rustix::fs::mkdirat(&self.directory, &self.name, mode)?)
         }
 
         /// Opens the directory.
@@ -189,7 +204,7 @@ mod tests {
             symlink("../outside", at("run/folder")).unwrap();
         };
         type Operation = fn(&Path) -> Result<(), Error>;
-        let operations: [(&str, Operation); 11] = [
+        let operations: [(&str, Operation); 13] = [
             ("read", |p| disk::read(p).map(drop)),
             ("open", |p| disk::open(p).map(drop)),
             ("create", |p| disk::NewFile::create(p.to_owned()).map(drop)),
@@ -201,6 +216,11 @@ mod tests {
             ("remove", disk::remove_file),
             ("remove directory", disk::remove_directory),
             ("create directory", disk::create_directory),
+            ("create directories", |p| disk::create_directories(&p.join("a/b"))),
+            ("confine", |p| {
+                let _inner = confine(p)?;
+                disk::write_atomically(&p.join("file"), b"evil")
+            }),
         ];
         for (what, operate) in operations {
             for path in ["run/file", "run/new", "run/folder", "run/folder/file", "run/folder/new"] {
@@ -222,6 +242,9 @@ mod tests {
             assert!(disk::read(&at(path)).is_err(), "{path}");
         }
         assert_eq!(disk::read(&at("run/own")).unwrap(), b"own");
+        disk::create_directories(&at("run/a/b")).unwrap();
+        disk::create_directories(&at("run/a/b")).unwrap();
+        assert!(at("run/a/b").is_dir());
     }
 
     #[test]

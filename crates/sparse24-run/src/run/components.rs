@@ -12,7 +12,7 @@ use crate::{
 };
 use sparse24_train::{
     backend::{Backend, Placement},
-    estimate::estimate,
+    estimate::{Estimate, estimate},
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation, Objective},
     trainer::Trainer,
@@ -82,22 +82,24 @@ fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error>
     Ok(dataset)
 }
 
+/// Bytes of main memory that a run needs, besides its data: the copy of the state from which a
+/// checkpoint is written and, where the backend computes in main memory, all else.
+#[must_use]
+pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
+    let computing = match placement {
+        Placement::Host => estimate.device_bytes(),
+        Placement::Device => 0,
+    };
+    estimate.checkpoint_bytes.saturating_add(computing)
+}
+
 /// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
-    let needed = match backend.placement {
-        Placement::Host => estimate(&recipe, backend)?.device_bytes(),
-        Placement::Device => 0,
-    };
-    if let Some(there) =
-        machine::memory().map(|memory| memory.total).filter(|&there| needed > there)
-    {
-        let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
-        let problem = format!(
-            "needs {needed} MiB of memory, this machine has {there}; lower it or batch.size"
-        );
-        return Err(Error::setting("model", problem));
+    let needed = host_bytes(&estimate(&recipe, backend)?, backend.placement);
+    if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
+        return Err(Error::setting("model", format!("{problem}; lower it or batch.size")));
     }
     Ok(Trainer::new(open_backend(config)?, recipe)?)
 }

@@ -47,7 +47,7 @@ impl RunDirectory {
         // Checked before locking, so that a foreign directory gets no lock file, and again after,
         // in case another process was faster.
         Self::check_free(path)?;
-        fs::create_dir_all(path).map_err(|e| Error::io("create", path, e))?;
+        disk::create_directories(path)?;
         disk::sync_directory(disk::parent(path))?;
         let confined = confine(path)?;
         let lock = lock(path)?;
@@ -69,6 +69,9 @@ impl RunDirectory {
                 path,
                 "is a file, expected a new or empty run directory; choose another",
             )),
+            false if path.is_symlink() => {
+                Err(Error::file(path, "is a link that leads nowhere; remove it, or choose another"))
+            }
             false => Ok(()),
             true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
         }
@@ -96,13 +99,20 @@ impl RunDirectory {
         }
     }
 
+    /// The error for a path that is no directory.
+    #[must_use]
+    pub fn missing(path: &Path) -> Error {
+        let what = if path.exists() { "it is a file" } else { "there is no such directory" };
+        Error::file(path, format!("is not a run directory: {what}"))
+    }
+
     /// Locks an existing run directory and recovers its checkpoints after a save that died.
     ///
     /// # Errors
     /// [`Error::File`] if it is not a run directory or is in use; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
-            return Err(Error::file(path, "is not a run directory: there is no such directory"));
+            return Err(Self::missing(path));
         }
         let confined = confine(path)?;
         if !disk::exists(&path.join(CONFIG)) {

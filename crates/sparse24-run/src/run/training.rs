@@ -383,7 +383,8 @@ impl Run {
         if let Error::NonFinite { kept, .. }
         | Error::SkipLimit { kept, .. }
         | Error::Spike { kept, .. }
-        | Error::NonFiniteEvaluation { kept, .. } = &mut error
+        | Error::NonFiniteEvaluation { kept, .. }
+        | Error::NonFiniteCheckpoint { kept, .. } = &mut error
         {
             let newest = checkpoint::latest(&self.directory.checkpoints())
                 .ok()

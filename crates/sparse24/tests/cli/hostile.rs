@@ -1,5 +1,5 @@
-//! Run directories that somebody else made: nothing outside of them is written, and nothing in them
-//! blocks a command.
+//! Run directories and folders of studies that somebody else made: nothing outside of them is
+//! written, and nothing in them blocks a command.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Place, SAVED, Tree};
+use crate::support::{Place, SAVED, TINY, Tree};
 
 /// Every command that opens a run.
 const COMMANDS: [&str; 6] = [
@@ -35,27 +35,71 @@ const WRITTEN: [&str; 8] = [
     "checkpoints/.tmp-step-00000012",
 ];
 
-/// Makes `run` anew, without its last checkpoint.
-fn reset(place: &Place, whole: &Tree) {
-    let run = place.path("run");
-    let _ = fs::remove_dir_all(&run);
-    fs::create_dir(&run).unwrap();
-    for (name, contents) in whole {
-        match contents {
-            None => fs::create_dir(run.join(name)).unwrap(),
-            Some(bytes) => fs::write(run.join(name), bytes).unwrap(),
-        }
-    }
-    place.rewind("run", [12]);
+/// The same beside the arms of a study.
+const OF_STUDY: [&str; 4] = ["lock", ".tmp-study.json", ".tmp-study.csv", ".tmp-report.html"];
+
+/// A folder `run` of others, with what it takes to try it.
+struct Hostile {
+    place: Place,
+    whole: Tree,
+    /// Names that become something else.
+    names: Vec<PathBuf>,
+    commands: Vec<String>,
+    /// The run that a command goes on with: it lacks its last checkpoint.
+    goes_on: &'static str,
 }
 
-fn hostile_run() -> (Place, Tree, Vec<PathBuf>) {
-    let place = Place::trained(SAVED);
-    let whole = place.tree("run");
-    let last = Path::new("checkpoints/step-00000012");
-    let names = whole.keys().filter(|name| !name.starts_with(last)).cloned();
-    let names = names.chain(["lock"].into_iter().chain(WRITTEN).map(PathBuf::from)).collect();
-    (place, whole, names)
+impl Hostile {
+    fn new(
+        place: Place,
+        goes_on: &'static str,
+        commands: Vec<String>,
+        is_tried: impl Fn(&Path) -> bool,
+    ) -> Self {
+        let whole = place.tree("run");
+        let at = Path::new(goes_on).strip_prefix("run").unwrap().to_owned();
+        let last = at.join("checkpoints/step-00000012");
+        let names = whole.keys().filter(|name| !name.starts_with(&last) && is_tried(name));
+        let written = ["lock"].into_iter().chain(WRITTEN).map(|name| at.join(name));
+        let names = names.cloned().chain(written).collect();
+        Self { place, whole, names, commands, goes_on }
+    }
+
+    /// Makes the folder anew, and removes what lies outside.
+    fn reset(&self) {
+        for folder in ["run", "exported", "outside"] {
+            let _ = fs::remove_dir_all(self.place.path(folder));
+        }
+        let run = self.place.path("run");
+        fs::create_dir(&run).unwrap();
+        fs::create_dir(self.place.path("outside")).unwrap();
+        for (name, contents) in &self.whole {
+            match contents {
+                None => fs::create_dir(run.join(name)).unwrap(),
+                Some(bytes) => fs::write(run.join(name), bytes).unwrap(),
+            }
+        }
+        self.place.rewind(self.goes_on, [12]);
+    }
+}
+
+fn hostile_run() -> Hostile {
+    let commands = COMMANDS.map(str::to_owned).to_vec();
+    Hostile::new(Place::trained(SAVED), "run", commands, |_| true)
+}
+
+fn hostile_study() -> Hostile {
+    let place = Place::new();
+    let arms = "[[arms]]\nname = \"dense\"\nmethod.name = \"dense\"\n[[arms]]\nname = \"fst\"\n";
+    place.write("study.toml", format!("reference = \"dense\"\nseeds = [1, 2]\n{arms}"));
+    let line = format!("study study.toml {TINY} --out run");
+    place.answer(&line);
+    // One run stands for the four.
+    let is_tried = |name: &Path| name.starts_with("fst/seed-1") || name.components().count() == 1;
+    let commands = vec![line.clone(), format!("{line} --keep results")];
+    let mut hostile = Hostile::new(place, "run/fst/seed-1", commands, is_tried);
+    hostile.names.extend(OF_STUDY.map(PathBuf::from));
+    hostile
 }
 
 /// Runs a command, which must end by itself within a minute.
@@ -79,74 +123,90 @@ fn null() -> std::process::Stdio {
     std::process::Stdio::null()
 }
 
-/// Each file and folder of a run is a link to one outside, which is a good one or does not exist.
+/// Each file and folder of a run or a study is a link to one outside, which is a good one or does
+/// not exist.
 #[test]
-fn no_link_leads_out_of_a_run() {
-    let (place, whole, names) = hostile_run();
-    for name in &names {
-        for exists in [true, false] {
-            for line in COMMANDS {
-                reset(&place, &whole);
-                let _ = fs::remove_dir_all(place.path("outside"));
-                let _ = fs::remove_dir_all(place.path("exported"));
-                fs::create_dir(place.path("outside")).unwrap();
-                let (inner, outer) = (place.path("run").join(name), place.path("outside/victim"));
-                if exists && inner.exists() {
-                    fs::rename(&inner, &outer).unwrap();
-                } else {
-                    let _ = fs::remove_file(&inner);
-                    let _ = fs::remove_dir_all(&inner);
-                    if exists {
-                        fs::write(&outer, "precious").unwrap();
+fn no_link_leads_out_of_a_folder() {
+    for hostile in [hostile_run(), hostile_study()] {
+        let place = &hostile.place;
+        for name in &hostile.names {
+            for exists in [true, false] {
+                for line in &hostile.commands {
+                    hostile.reset();
+                    let inner = place.path("run").join(name);
+                    let outer = place.path("outside/victim");
+                    if exists && inner.exists() {
+                        fs::rename(&inner, &outer).unwrap();
+                    } else {
+                        let _ = fs::remove_file(&inner);
+                        let _ = fs::remove_dir_all(&inner);
+                        if exists {
+                            fs::write(&outer, "precious").unwrap();
+                        }
                     }
+                    symlink(&outer, &inner).unwrap();
+                    let before = place.tree("outside");
+                    let case = format!("{} as a link (exists: {exists})", name.display());
+                    ends(place, line, &case);
+                    assert!(place.tree("outside") == before, "{line} with {case} writes outside");
                 }
-                symlink(&outer, &inner).unwrap();
-                let before = place.tree("outside");
-                let case = format!("{} as a link (exists: {exists})", name.display());
-                ends(&place, line, &case);
-                assert!(place.tree("outside") == before, "{line} with {case} writes outside");
             }
         }
     }
 }
 
-/// Each file of a run is a pipe, or a link to a device that never ends.
+/// Each file of a run or a study is a pipe, or a link to a device that never ends.
 #[test]
 fn pipes_and_devices_do_not_block() {
-    let (place, whole, names) = hostile_run();
-    for name in &names {
-        for is_pipe in [true, false] {
-            for line in COMMANDS {
-                reset(&place, &whole);
-                let _ = fs::remove_dir_all(place.path("exported"));
-                let inner = place.path("run").join(name);
-                let _ = fs::remove_file(&inner);
-                let _ = fs::remove_dir_all(&inner);
-                if is_pipe {
-                    assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
-                } else {
-                    symlink("/dev/zero", &inner).unwrap();
+    for hostile in [hostile_run(), hostile_study()] {
+        for name in &hostile.names {
+            for is_pipe in [true, false] {
+                for line in &hostile.commands {
+                    hostile.reset();
+                    let inner = hostile.place.path("run").join(name);
+                    let _ = fs::remove_file(&inner);
+                    let _ = fs::remove_dir_all(&inner);
+                    if is_pipe {
+                        assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
+                    } else {
+                        symlink("/dev/zero", &inner).unwrap();
+                    }
+                    let case = format!("{} as a pipe or device", name.display());
+                    ends(&hostile.place, line, &case);
                 }
-                ends(&place, line, &format!("{} as a pipe or device", name.display()));
             }
         }
     }
+}
+
+/// What a foreign run names outside of it is printed before it is read.
+#[test]
+fn a_resume_prints_what_it_reads_outside() {
+    let place = Place::trained("");
+    place.train("next", &format!("{SAVED} --set run.flip_reference=run"));
+    place.rewind("next", [12]);
+    let text = place.path("text");
+    let expected = [
+        format!("data.path: reads {}", text.display()),
+        format!("run.flip_reference: reads {}", place.path("run").display()),
+    ];
+    fs::remove_file(&text).unwrap();
+    let (_, err) = place.exits("resume next", 3);
+    assert!(err.lines().take(2).eq(expected), "{err}");
 }
 
 /// Another process exchanges the folder of checkpoints, and files of the run, with links outside
 /// while commands run.
 #[test]
 fn what_is_exchanged_meanwhile_leads_nowhere() {
-    let (place, whole, _) = hostile_run();
-    fs::create_dir(place.path("outside")).unwrap();
+    let hostile = hostile_run();
+    let place = &hostile.place;
     let stop = AtomicBool::new(false);
     for (name, kind) in [("checkpoints", true), ("log.txt", false), ("metrics.jsonl", false)] {
         for _ in 0..4 {
-            reset(&place, &whole);
+            hostile.reset();
             let (inner, aside, victim) =
                 (place.path("run").join(name), place.path("aside"), place.path("outside/victim"));
-            let _ = fs::remove_dir_all(place.path("outside"));
-            fs::create_dir(place.path("outside")).unwrap();
             if kind {
                 fs::create_dir(&victim).unwrap();
             } else {
@@ -164,7 +224,7 @@ fn what_is_exchanged_meanwhile_leads_nowhere() {
                         }
                     }
                 });
-                ends(&place, "resume run", name);
+                ends(place, "resume run", name);
                 stop.store(true, Ordering::Relaxed);
             });
             assert!(place.tree("outside") == before, "{name} leads outside");

@@ -83,6 +83,12 @@ fn a_run_directory_must_be_new_or_empty() {
     }
     fs::create_dir(place.path("empty")).unwrap();
     place.train("empty", "");
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("nowhere", place.path("dangling")).unwrap();
+        let (_, err) = place.exits(&format!("train {TINY} --out dangling"), 3);
+        assert!(err.starts_with("error: dangling: is a link that leads nowhere"), "{err}");
+    }
 }
 
 #[test]
@@ -111,8 +117,29 @@ fn a_model_beyond_the_memory_is_refused() {
     let place = Place::new();
     for setting in ["model.d_model", "batch.size"] {
         let line = format!("train {TINY} --set {setting}=16777216 --out new");
-        place.refuses(&line, 2, "model: * MiB*batch.size");
+        place.refuses(&line, 2, "model: *this machine has * MiB*batch.size");
     }
+    // A job of Slurm with less, and not enough for the checkpoints.
+    let settings = "--set model.d_model=1024 --set model.heads=8 --set model.d_ff=1024";
+    let in_job = |line: &str| {
+        let mut command = place.command(&format!("{line} {TINY} {settings}"));
+        command.env("SLURM_MEM_PER_NODE", "100");
+        command
+    };
+    let allows = "SLURM_MEM_PER_NODE allows 100 MiB of this machine's * MiB";
+    let refused = format!("model: needs * MiB of memory, {allows}*batch.size");
+    place.refuses_command(in_job("train --out new"), 2, &refused);
+    for (line, pattern) in [
+        ("estimate", "*\nmain memory *100.0 MiB available*too little: the run needs *"),
+        ("estimate --backend cuda", "*too little: the run needs *"),
+    ] {
+        let answer = String::from_utf8(in_job(line).output().unwrap().stdout).unwrap();
+        assert!(is_like(&answer, pattern) && is_like(&answer, allows), "{line}: {answer}");
+    }
+    let mut doctor = place.command("doctor");
+    let answer = doctor.env("SLURM_MEM_PER_NODE", "100").output().unwrap().stdout;
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(is_like(&answer, &format!("memory *100 MiB available; {allows}")), "{answer}");
 }
 
 #[test]

@@ -30,6 +30,7 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     let many = " fst".repeat(17);
     for (line, code, message) in [
         ("nowhere", 3, "nowhere: * no such directory"),
+        ("text", 3, "text: is not a run directory: it is a file"),
         ("empty", 3, "empty: * holds none of config.toml*"),
         ("fst --out fst/config.toml", 3, "fst/config.toml: exists and is not a report*"),
         ("fst --out none/page.html", 4, "cannot write none/page.html: *"),
