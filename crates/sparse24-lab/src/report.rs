@@ -1,9 +1,11 @@
-//! The report: one page that opens offline and shows one or several runs side by side.
+//! The report: one page that opens offline and shows one or several runs side by side, or follows
+//! them in `watch`.
 //!
-//! The file contains everything: styles, plots as SVG, a short script that shows values under the
-//! pointer, and the numbers of every figure as tables, so that nothing depends on scripts, colours
-//! or sight. Long curves are drawn as means and ranges of neighbouring steps, so the page of
-//! 300,000 steps stays below 2 MB.
+//! The file contains everything: styles, plots as SVG, and the numbers of every figure as tables,
+//! so that nothing depends on scripts, colours or sight. Long curves are drawn as means and ranges
+//! of neighbouring steps, so the page of 300,000 steps stays below 2 MB. Each plot also carries the
+//! values of its curves; a script shows them under the pointer, and moves the drawn curves when the
+//! reader hides runs, zooms, smooths or changes the scale.
 //!
 //! Invariant: whatever the directories hold, the page is well-formed, loads nothing and names what
 //! is missing; contents of files are text in it, never markup.
@@ -82,23 +84,35 @@ fn page(paths: &[PathBuf]) -> Result<String, Error> {
     Ok(document(&contents.title(), &contents.html(), None))
 }
 
-/// The page of [`write()`] for a browser that shows runs under way. Its script may run because of
-/// `nonce`, a word that the page's header allows, and receives later contents as the events of
-/// `events`. A path that cannot be read is shown as a run with that problem.
-///
-/// # Errors
-/// [`Error::Setting`] for no or too many runs.
-pub fn live(paths: &[PathBuf], nonce: &str) -> Result<String, Error> {
-    let contents = Contents::read(paths, Unreadable::Shown)?;
-    Ok(document(&contents.title(), &contents.html(), Some(nonce)))
+/// The page of runs that may be under way, for a browser that follows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    title: String,
+    contents: String,
 }
 
-/// What changes in the page of [`live`], as HTML.
-///
-/// # Errors
-/// Like [`live`].
-pub fn contents(paths: &[PathBuf]) -> Result<String, Error> {
-    Contents::read(paths, Unreadable::Shown).map(|contents| contents.html())
+impl View {
+    /// Reads the runs. A path that cannot be read is shown as a run with that problem.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for no or too many runs.
+    pub fn read(paths: &[PathBuf]) -> Result<Self, Error> {
+        let contents = Contents::read(paths, Unreadable::Shown)?;
+        Ok(Self { title: contents.title(), contents: contents.html() })
+    }
+
+    /// What changes in the page while the runs train, as HTML.
+    #[must_use]
+    pub fn contents(&self) -> &str {
+        &self.contents
+    }
+
+    /// The whole page. Its script may run where a header allows the word `nonce`; it takes later
+    /// contents, as JSON strings, from the events of the address `events` beside the page's.
+    #[must_use]
+    pub fn page(&self, nonce: &str) -> String {
+        document(&self.title, &self.contents, Some(nonce))
+    }
 }
 
 /// Draws one figure as an SVG document.

@@ -23,11 +23,11 @@ const axis = (low, high, log, isRound, most) => {
   const ticks = [];
   if (log) {
     const decades = Math.log10(high / low), digits = decades * 3 <= most ? [1, 2, 5] : [1], every = Math.max(1, Math.ceil(decades / most));
-    if (isRound) [low, high] = [[low, Math.floor, 1.0001], [high, Math.ceil, 0.9999]].map(([end, round, slack]) => {
+    if (isRound && decades >= 1) [low, high] = [[low, Math.floor, 1.0001], [high, Math.ceil, 0.9999]].map(([end, round, slack]) => {
       const decade = 10 ** Math.floor(Math.log10(end)), ends = [1, 2, 5, 10].map(digit => digit * decade);
       return round === Math.floor ? ends.findLast(at => at <= end * slack) : ends.find(at => at >= end * slack);
     });
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
+    if (decades >= 1) for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
       for (const digit of power % every === 0 ? digits : []) {
         const at = Number(digit + "e" + power);
         if (at >= low * 0.9999 && at <= high * 1.0001) ticks.push([at, tidy(at, 10 ** power)]);
@@ -35,7 +35,7 @@ const axis = (low, high, log, isRound, most) => {
   }
   if (ticks.length < 2) {
     const step = stride(high - low, most);
-    if (isRound && !log) [low, high] = [Math.floor(low / step) * step, Math.ceil(high / step) * step];
+    if (isRound) [low, high] = [log && low < step ? low : Math.floor(low / step) * step, Math.ceil(high / step) * step];
     for (let at = Math.ceil(low / step - 1e-9); at <= high / step + 1e-9; at++) ticks.push([at * step, tidy(at * step, step)]);
   }
   const share = value => log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
@@ -76,10 +76,10 @@ const draw = plot => {
   const all = [], settled = [], { from, to } = plot;
   curves.forEach((curve, number) => {
     if (off.has(curve.run)) return;
-    const ys = smoothing > 0 ? smooth(curve.y) : curve.y;
+    const isSmooth = smoothing > 0 && curve.of !== "validation loss", ys = isSmooth ? smooth(curve.y) : curve.y;
     const is = value => value !== null && (!log || value > 0);
     let points = ys.map((y, at) => {
-      const range = smoothing > 0 || !curve.low ? [y, y] : [curve.low[at], curve.high[at]];
+      const range = isSmooth || !curve.low ? [y, y] : [curve.low[at], curve.high[at]];
       return { x: curve.x[at], y: is(y) ? y : null, low: is(range[0]) ? range[0] : y, high: range[1] };
     });
     const first = points.findIndex(point => point.x >= from), last = points.findLastIndex(point => point.x <= to);
@@ -152,17 +152,18 @@ const draw = plot => {
 };
 
 const refresh = () => {
+  document.querySelectorAll(".cross, .values, .pick").forEach(element => { element.hidden = true; });
   plots.forEach(draw);
   for (const element of document.querySelectorAll("main [data-run]:not(svg *)")) element.hidden = off.has(Number(element.dataset.run));
   one(".tools .reset").hidden = zooms.size === 0;
 };
 
-/* The tooltip: each run's own step and value, and nothing before its first or after its last. */
+/* The tooltip: each run's own step and value, as logged up to nine digits, and nothing beyond its ends. */
 const text = (curve, at) => {
   const value = curve.y[at];
   if (curve.last && curve.last[at] !== curve.step[at])
     return [`steps ${curve.step[at]}–${curve.last[at]}`, value === null ? "not finite" : `${Number(value.toPrecision(5))} on average (${Number(curve.low[at].toPrecision(5))} to ${Number(curve.high[at].toPrecision(5))})`];
-  return [`step ${curve.step[at]}`, value === null ? "not finite" : String(value)];
+  return [`step ${curve.step[at]}`, value === null ? "not finite" : String(Number(value.toPrecision(9)))];
 };
 const nearest = (xs, x) => {
   let [low, high] = [0, xs.length - 1];
@@ -178,26 +179,26 @@ const attach = plot => {
     const box = svg.getBoundingClientRect();
     return Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
   };
-  let start = null;
-  const leave = () => { cross.hidden = values.hidden = pick.hidden = true; start = null; };
+  let pressed = null;
+  const leave = () => { cross.hidden = values.hidden = pick.hidden = true; pressed = null; };
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("pointercancel", leave);
-  svg.addEventListener("pointerdown", event => { if (event.button === 0) start = where(event); });
+  svg.addEventListener("pointerdown", event => { if (event.button === 0) pressed = where(event); });
   svg.addEventListener("dblclick", () => { zooms.delete(plot.label); refresh(); });
   svg.addEventListener("pointerup", event => {
-    const at = [start, where(event)].sort((a, b) => a - b);
-    if (start !== null && (at[1] - at[0]) * svg.getBoundingClientRect().width > 8) {
+    const at = [pressed, where(event)].sort((a, b) => a - b);
+    if (pressed !== null && (at[1] - at[0]) * svg.getBoundingClientRect().width > 8) {
       zooms.set(plot.label, at.map(share => plot.from + share * (plot.to - plot.from)));
       refresh();
     }
-    start = null;
+    pressed = null;
     pick.hidden = true;
   });
-  svg.addEventListener("pointermove", event => {
+  for (const kind of ["pointerdown", "pointermove"]) svg.addEventListener(kind, event => {
     const box = svg.getBoundingClientRect(), outer = frame.getBoundingClientRect(), share = where(event);
     const [left, top] = [box.left - outer.left, box.top - outer.top];
-    if (start !== null) {
-      const [a, b] = [start, share].sort((a, b) => a - b);
+    if (pressed !== null) {
+      const [a, b] = [pressed, share].sort((a, b) => a - b);
       pick.hidden = false;
       pick.style.cssText = `left:${left + a * box.width}px;width:${(b - a) * box.width}px;top:${top}px;height:${box.height}px`;
     }
