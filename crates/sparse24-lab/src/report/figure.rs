@@ -95,8 +95,8 @@ impl Figure {
                 let run = data_run(*run);
                 let _ = write!(
                     out,
-                    "<li{run}><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">\
-                     {swatch}</svg><b>{}</b> <span>{}</span></li>",
+                    "<li{run}><svg class=\"swatch\" width=\"26\" height=\"14\" \
+                     aria-hidden=\"true\">{swatch}</svg><b>{}</b> <span>{}</span></li>",
                     Text(name),
                     Text(detail)
                 );

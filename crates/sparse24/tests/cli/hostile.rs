@@ -179,7 +179,7 @@ fn pipes_and_devices_do_not_block() {
     }
 }
 
-/// What a foreign run names outside of it is printed before it is read.
+/// Paths that a foreign run names outside of it are printed before they are read.
 #[test]
 fn a_resume_prints_what_it_reads_outside() {
     let place = Place::trained("");
