@@ -289,9 +289,9 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
             format!(" nonce=\"{nonce}\""),
             "<p class=\"live\" role=\"status\">connecting</p>\n",
             "; connect-src 'self'",
-            "shown by sparse24 watch",
+            "Shown by sparse24 watch",
         ),
-        None => (String::new(), "", "", "loads nothing"),
+        None => (String::new(), "", "", "This page loads nothing"),
     };
     format!(
         r##"<!DOCTYPE html>
@@ -315,7 +315,7 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
 {live}</header>
 <div id="contents">{contents}</div>
 <footer>
-<p>Written by sparse24 {version}; losses are in nats per token. This page {end}.</p>
+<p>Written by sparse24 {version}; losses are in nats per token. {end}.</p>
 </footer>
 <script{attribute}>
 //<![CDATA[

@@ -36,7 +36,10 @@ const RESULTS: [Result; 8] = [
         Some(step) => duration(step.seconds),
         None => "–".into(),
     }),
-    ("tokens per second", |run| grouped(median_speed(run).round() as u64)),
+    ("tokens per second", |run| match median_speed(run) {
+        speed if speed.is_finite() => grouped(speed.round() as u64),
+        _ => "–".into(),
+    }),
 ];
 
 /// Mean over the last steps; a single step is too noisy.
