@@ -101,7 +101,7 @@ impl View {
         Ok(Self { title: contents.title(), contents: contents.html() })
     }
 
-    /// What changes in the page while the runs train, as HTML.
+    /// The part of the page that changes while the runs train, as HTML.
     #[must_use]
     pub fn contents(&self) -> &str {
         &self.contents
@@ -133,7 +133,7 @@ fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     Err(Error::setting("figure", problem))
 }
 
-/// What becomes of a path that holds no run, or that cannot be opened.
+/// How a path that holds no run, or cannot be opened, is treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unreadable {
     Refused,

@@ -209,7 +209,7 @@ const HEADERS: &str = "Connection: close\r\nCache-Control: no-store\r\nReferrer-
                        no-referrer\r\nX-Content-Type-Options: nosniff\r\n\
                        Cross-Origin-Resource-Policy: same-origin\r\n";
 
-/// What a request asks for; `None` if there is more of it to come.
+/// Parses a request; `None` if there is more of it to come.
 fn asked(head: &[u8], token: &str) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);

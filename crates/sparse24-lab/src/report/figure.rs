@@ -7,7 +7,7 @@ use super::{
     SYMBOLS,
     plot::{Curve, Plot, ink, marker},
     record::Record,
-    text::{Table, Text},
+    text::{Table, Text, data_run},
 };
 
 #[derive(Default)]
@@ -76,11 +76,6 @@ pub(super) fn legend(runs: &[Record], curves: &[Curve]) -> Vec<Entry> {
     drawn.into_iter().filter(|_| runs.len() > 1).map(entry).collect()
 }
 
-/// An attribute for what the script hides with the run.
-pub(super) fn data_run(run: Option<usize>) -> String {
-    run.map(|run| format!(" data-run=\"{run}\"")).unwrap_or_default()
-}
-
 impl Figure {
     pub(super) fn html(&self) -> String {
         let Self { id, title, lead, layout, plots, legend, notes, tables, numbers } = self;
@@ -95,8 +90,8 @@ impl Figure {
                 let run = data_run(*run);
                 let _ = write!(
                     out,
-                    "<li{run}><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">\
-                     {swatch}</svg><b>{}</b> <span>{}</span></li>",
+                    "<li{run}><svg class=\"swatch\" width=\"26\" height=\"14\" \
+                     aria-hidden=\"true\">{swatch}</svg><b>{}</b> <span>{}</span></li>",
                     Text(name),
                     Text(detail)
                 );

@@ -9,8 +9,7 @@ use std::fmt::Write;
 use super::{
     axis::{Axis, Scale},
     bucket::{Bucket, buckets},
-    figure::data_run,
-    text::{Text, number},
+    text::{Text, data_run, number},
 };
 
 /// Number of colours, and of marker shapes.
@@ -326,7 +325,8 @@ impl Plot {
             let data = format!("data-x=\"{x}\"{}", data_run(*run));
             let _ = writeln!(
                 svg,
-                "<line class=\"mark {ink}\" {data} x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>",
+                "<line class=\"mark {ink}\" {data} x1=\"{share}\" x2=\"{share}\" y1=\"0\" \
+                 y2=\"{}\"/>",
                 self.height
             );
             let (class, dx) = if self.x.share(*x) > 0.55 { (" end", -6) } else { ("", 6) };

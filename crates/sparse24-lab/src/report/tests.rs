@@ -10,7 +10,7 @@ use std::{
 use roxmltree::{Document, Node};
 use serde_json::json;
 
-use super::{figure, page};
+use super::{View, figure, page};
 use sparse24_run::{
     checkpoint::PhaseKind,
     config::Config,
@@ -224,7 +224,12 @@ fn the_page_of_a_damaged_run_names_what_is_missing() {
         let refused = page(&[path]).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
-    assert!(page(&[]).is_err());
+    assert!(page(&[]).is_err() && View::read(&[]).is_err());
+    // A page that follows runs shows them.
+    let view = View::read(&[path.join("nowhere")]).unwrap();
+    let live = view.page("n0nce");
+    check_contains(&check(&live), &["connecting", "no such directory"]);
+    assert!(live.contains(view.contents()) && live.contains("<script nonce=\"n0nce\">"));
 }
 
 #[test]
@@ -374,7 +379,7 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
     assert!(check(&damaged).contains("study.json is damaged"));
 }
 
-/// What the script shows under the pointer is what the run logged, digit by digit.
+/// The script shows under the pointer what the run logged, digit by digit.
 #[test]
 fn the_data_of_a_plot_are_the_metrics() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,8 +5,6 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::figure::data_run;
-
 /// Text between tags or in a quoted attribute.
 pub(super) struct Text<'a>(pub(super) &'a str);
 
@@ -89,6 +87,11 @@ pub(super) fn duration(seconds: f64) -> String {
         s if s < 172_800.0 => format!("{hours} h {} min", minutes % 60),
         _ => format!("{} d {} h", hours / 24, hours % 24),
     }
+}
+
+/// An attribute for what the script hides with the run.
+pub(super) fn data_run(run: Option<usize>) -> String {
+    run.map(|run| format!(" data-run=\"{run}\"")).unwrap_or_default()
 }
 
 #[derive(Default)]
