@@ -379,7 +379,7 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
     assert!(check(&damaged).contains("study.json is damaged"));
 }
 
-/// The script shows under the pointer what the run logged, digit by digit.
+/// The values under the pointer are those that the run logged, digit by digit.
 #[test]
 fn the_data_of_a_plot_are_the_metrics() {
     let folder = tempfile::tempdir().unwrap();
