@@ -101,7 +101,7 @@ impl View {
         Ok(Self { title: contents.title(), contents: contents.html() })
     }
 
-    /// What changes in the page while the runs train, as HTML.
+    /// The part of the page that changes while the runs train, as HTML.
     #[must_use]
     pub fn contents(&self) -> &str {
         &self.contents
@@ -133,7 +133,7 @@ fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     Err(Error::setting("figure", problem))
 }
 
-/// What becomes of a path that holds no run, or that cannot be opened.
+/// How a path that holds no run, or cannot be opened, is treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unreadable {
     Refused,
@@ -289,9 +289,9 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
             format!(" nonce=\"{nonce}\""),
             "<p class=\"live\" role=\"status\">connecting</p>\n",
             "; connect-src 'self'",
-            "shown by sparse24 watch",
+            "Shown by sparse24 watch",
         ),
-        None => (String::new(), "", "", "loads nothing"),
+        None => (String::new(), "", "", "This page loads nothing"),
     };
     format!(
         r##"<!DOCTYPE html>
@@ -315,7 +315,7 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
 {live}</header>
 <div id="contents">{contents}</div>
 <footer>
-<p>Written by sparse24 {version}; losses are in nats per token. This page {end}.</p>
+<p>Written by sparse24 {version}; losses are in nats per token. {end}.</p>
 </footer>
 <script{attribute}>
 //<![CDATA[

@@ -7,7 +7,7 @@ use super::{
     SYMBOLS,
     plot::{Curve, Plot, ink, marker},
     record::Record,
-    text::{Table, Text},
+    text::{Table, Text, data_run},
 };
 
 #[derive(Default)]
@@ -74,11 +74,6 @@ pub(super) fn legend(runs: &[Record], curves: &[Curve]) -> Vec<Entry> {
         }
     };
     drawn.into_iter().filter(|_| runs.len() > 1).map(entry).collect()
-}
-
-/// An attribute for what the script hides with the run.
-pub(super) fn data_run(run: Option<usize>) -> String {
-    run.map(|run| format!(" data-run=\"{run}\"")).unwrap_or_default()
 }
 
 impl Figure {

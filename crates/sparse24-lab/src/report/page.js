@@ -67,7 +67,7 @@ const thin = (points, most) => {
 
 const view = plot => zooms.get(plot.label) && [Math.max(plot.low, zooms.get(plot.label)[0]), Math.min(plot.high, zooms.get(plot.label)[1])];
 const draw = plot => {
-  const { svg, curves } = plot, zoom = view(plot);
+  const { svg, frame, curves } = plot, zoom = view(plot);
   const isZoomed = zoom !== undefined && zoom[1] > zoom[0];
   [plot.from, plot.to] = isZoomed ? zoom : [plot.low, plot.high];
   svg.innerHTML = plot.first;
@@ -100,10 +100,10 @@ const draw = plot => {
     const [least, most] = ends(settled);
     if (high > most + 0.15 * (most - least)) [low, high] = [least, most];
   }
-  if (svg.dataset.yLow === "0" && !log && !isZoomed) low = Math.min(low, 0);
+  if (frame.closest(".beside") && !log) low = Math.min(low, 0);
   const x = axis(from, to, false, false, 7), y = axis(low, high, log, true, 5);
   [x.low, x.high] = [from, to];
-  const across = value => (1000 * x.share(value)).toFixed(1), up = value => (height * (1 - Math.min(1, Math.max(0, y.share(value))))).toFixed(1);
+  const across = value => (1000 * x.share(value)).toFixed(1), up = value => (height * (1 - Math.min(2, Math.max(-1, y.share(value))))).toFixed(1);
   const percent = value => (100 * x.share(value)).toFixed(2) + "%";
   const place = (element, attributes) => { for (const name in attributes) element.setAttribute(name, attributes[name]); };
   const renew = (classes, ticks, put) => {
@@ -136,7 +136,7 @@ const draw = plot => {
       : "M" + trace(piece, point => point.y)).join(""));
   }
   for (const [number, marker] of markers) {
-    const points = (shown.get(number) || []).filter(point => point.y !== null && point.x >= from && point.x <= to);
+    const points = (shown.get(number) || []).filter(point => point.y !== null && point.y <= y.high && point.x >= from && point.x <= to);
     const every = Math.max(1, Math.ceil(points.length / 14));
     points.filter((_, at) => at % every === Math.floor(every / 2)).forEach(point => {
       const copy = marker.cloneNode();

@@ -9,8 +9,7 @@ use std::fmt::Write;
 use super::{
     axis::{Axis, Scale},
     bucket::{Bucket, buckets},
-    figure::data_run,
-    text::{Text, number},
+    text::{Text, data_run, number},
 };
 
 /// Number of colours, and of marker shapes.
@@ -38,7 +37,6 @@ pub(super) struct Plot {
     pub(super) x: Axis,
     pub(super) y_label: String,
     pub(super) y_scale: Scale,
-    pub(super) y_low: f64,
     /// Horizontal lines: distance from the top and label.
     pub(super) levels: Vec<(f64, String)>,
     pub(super) marks: Vec<Mark>,
@@ -111,19 +109,19 @@ impl Curve {
         let mut data = format!("{{\"run\":{},\"of\":\"{name}\"", self.run);
         if points.iter().any(|point| point.x[0] != point.x[1]) {
             data += &list("last", &|point| point.x[1].to_string());
-            data += &list("low", &|point| digits(point.low));
-            data += &list("high", &|point| digits(point.high));
+            data += &list("low", &|point| exact(point.low));
+            data += &list("high", &|point| exact(point.high));
         }
         if points.iter().any(|point| 2.0 * point.at != point.x[0] + point.x[1]) {
             data += &list("at", &|point| format!("{:.7e}", point.at));
         }
         data += &list("step", &|point| point.x[0].to_string());
-        data + &list("y", &|point| digits(point.mean)) + "}"
+        data + &list("y", &|point| exact(point.mean)) + "}"
     }
 }
 
 /// A JSON number with the digits of the metrics, which are f32 or f64.
-fn digits(value: f64) -> String {
+fn exact(value: f64) -> String {
     match value {
         value if !value.is_finite() => "null".into(),
         value if f64::from(value as f32) == value => format!("{:?}", value as f32),
@@ -228,8 +226,7 @@ impl Plot {
                 format!("[{}]", curves.iter().map(Curve::data).collect::<Vec<_>>().join(","));
         }
         self.levels = y.ticks(5).into_iter().map(|tick| (height(tick.value), tick.label)).collect();
-        (self.y_label, self.y_scale, self.y_low) = (y.label, y.scale, y.low);
-        (self.inside, self.above) = (inside, above);
+        (self.y_label, self.y_scale, self.inside, self.above) = (y.label, y.scale, inside, above);
         self
     }
 
@@ -274,12 +271,11 @@ impl Plot {
         let mut svg = format!(
             "<svg class=\"plot {kind}\" id=\"{id}\" role=\"img\" \
              aria-labelledby=\"{id}-title {id}-desc\" width=\"100%\" height=\"{height}\" \
-             data-low=\"{}\" data-high=\"{}\" data-scale=\"{scale}\" data-y-scale=\"{y_scale}\" \
-             data-y-low=\"{}\"{data}>\n\
+             data-low=\"{}\" data-high=\"{}\" data-scale=\"{scale}\" \
+             data-y-scale=\"{y_scale}\"{data}>\n\
              <title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>\n",
             x.low,
             x.high,
-            self.y_low,
             Text(&self.title),
             Text(&self.description)
         );
@@ -329,7 +325,8 @@ impl Plot {
             let data = format!("data-x=\"{x}\"{}", data_run(*run));
             let _ = writeln!(
                 svg,
-                "<line class=\"mark {ink}\" {data} x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>",
+                "<line class=\"mark {ink}\" {data} x1=\"{share}\" x2=\"{share}\" y1=\"0\" \
+                 y2=\"{}\"/>",
                 self.height
             );
             let (class, dx) = if self.x.share(*x) > 0.55 { (" end", -6) } else { ("", 6) };

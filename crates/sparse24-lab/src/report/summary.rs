@@ -36,7 +36,10 @@ const RESULTS: [Result; 8] = [
         Some(step) => duration(step.seconds),
         None => "–".into(),
     }),
-    ("tokens per second", |run| grouped(median_speed(run).round() as u64)),
+    ("tokens per second", |run| match median_speed(run) {
+        speed if speed.is_finite() => grouped(speed.round() as u64),
+        _ => "–".into(),
+    }),
 ];
 
 /// Mean over the last steps; a single step is too noisy.
@@ -83,8 +86,8 @@ pub(super) fn results(runs: &[Record]) -> String {
         RESULTS.iter().map(|(name, _)| format!("<th scope=\"col\">{name}</th>")).collect();
     let mut out = format!(
         "<div class=\"scroll results\" tabindex=\"0\" role=\"group\" aria-label=\"Results\">\
-         <table class=\"n2 n6 n7 n8 n9\"><caption>Results</caption><thead><tr><th scope=\"col\">run</th>{heads}</tr></thead>\
-         <tbody>\n"
+         <table class=\"n2 n6 n7 n8 n9\"><caption>Results</caption><thead><tr>\
+         <th scope=\"col\">run</th>{heads}</tr></thead><tbody>\n"
     );
     for (at, run) in runs.iter().enumerate() {
         let cells: String =

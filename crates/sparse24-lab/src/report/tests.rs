@@ -10,7 +10,7 @@ use std::{
 use roxmltree::{Document, Node};
 use serde_json::json;
 
-use super::{figure, page};
+use super::{View, figure, page};
 use sparse24_run::{
     checkpoint::PhaseKind,
     config::Config,
@@ -224,7 +224,12 @@ fn the_page_of_a_damaged_run_names_what_is_missing() {
         let refused = page(&[path]).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
-    assert!(page(&[]).is_err());
+    assert!(page(&[]).is_err() && View::read(&[]).is_err());
+    // A page that follows runs shows them.
+    let view = View::read(&[path.join("nowhere")]).unwrap();
+    let live = view.page("n0nce");
+    check_contains(&check(&live), &["connecting", "no such directory"]);
+    assert!(live.contains(view.contents()) && live.contains("<script nonce=\"n0nce\">"));
 }
 
 #[test]

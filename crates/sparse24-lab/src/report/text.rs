@@ -5,8 +5,6 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::figure::data_run;
-
 /// Text between tags or in a quoted attribute.
 pub(super) struct Text<'a>(pub(super) &'a str);
 
@@ -32,19 +30,30 @@ impl Display for Text<'_> {
 /// A number with at most `digits` significant digits: `0.00123`, `2.84`, `1.5·10¹²`, `6·10⁻⁶`; a
 /// dash if it is not finite.
 pub(super) fn number(value: f64, digits: usize) -> String {
+    spell(value, digits, |text| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.'),
+        false => text,
+    })
+}
+
+/// A number for a column of a table: all its digits are shown, so that neighbours align.
+pub(super) fn cell(value: f64) -> String {
+    digits(value, 5)
+}
+
+/// [`number`] with exactly `digits` significant digits.
+pub(super) fn digits(value: f64, digits: usize) -> String {
+    spell(value, digits, |text| text)
+}
+
+fn spell(value: f64, digits: usize, tidy: fn(&str) -> &str) -> String {
     if !value.is_finite() {
         return "–".into();
     }
     if value == 0.0 {
         return "0".into();
     }
-    let plain = |text: &str| {
-        minus(if text.contains('.') {
-            text.trim_end_matches('0').trim_end_matches('.')
-        } else {
-            text
-        })
-    };
+    let plain = |text: &str| minus(tidy(text));
     let exponential = format!("{value:.*e}", digits - 1);
     let (mantissa, exponent) = exponential.split_once('e').expect("the form has an exponent");
     let power: i32 = exponent.parse().expect("an exponent is an integer");
@@ -59,21 +68,6 @@ pub(super) fn number(value: f64, digits: usize) -> String {
     match plain(mantissa).as_str() {
         "1" => format!("10{power}"),
         mantissa => format!("{mantissa}·10{power}"),
-    }
-}
-
-/// A number for a column of a table: all its digits are shown, so that neighbours align.
-pub(super) fn cell(value: f64) -> String {
-    digits(value, 5)
-}
-
-/// [`number`] with exactly `digits` significant digits.
-pub(super) fn digits(value: f64, digits: usize) -> String {
-    match value.abs().log10().floor() {
-        power if (-4.0..=5.0).contains(&power) => {
-            minus(&format!("{value:.*}", (digits as f64 - 1.0 - power).max(0.0) as usize))
-        }
-        _ => number(value, digits),
     }
 }
 
@@ -93,6 +87,11 @@ pub(super) fn duration(seconds: f64) -> String {
         s if s < 172_800.0 => format!("{hours} h {} min", minutes % 60),
         _ => format!("{} d {} h", hours / 24, hours % 24),
     }
+}
+
+/// An attribute for what the script hides with the run.
+pub(super) fn data_run(run: Option<usize>) -> String {
+    run.map(|run| format!(" data-run=\"{run}\"")).unwrap_or_default()
 }
 
 #[derive(Default)]
@@ -150,7 +149,7 @@ impl Display for Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{Text, duration, number};
+    use super::{Text, cell, duration, number};
 
     #[test]
     fn markup_and_control_characters_are_escaped() {
@@ -175,6 +174,9 @@ mod tests {
             (f64::NAN, "–"),
         ] {
             assert_eq!(number(value, 4), expected, "{value}");
+        }
+        for (value, expected) in [(2.7, "2.7000"), (2.649e-5, "2.6490·10⁻⁵"), (0.0, "0")] {
+            assert_eq!(cell(value), expected);
         }
         assert_eq!(
             [3.25, 750.0, 12_000.0, 200_000.0].map(duration),

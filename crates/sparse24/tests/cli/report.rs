@@ -107,6 +107,11 @@ fn the_page_opens_in_a_browser_with_an_empty_console() {
     place.write("loud.html", "<!DOCTYPE html><script>console.error('heard')</script>");
     assert!(console(&place, browser, "loud.html", &["--dump-dom"]).contains("heard"));
     assert_eq!(console(&place, browser, "page.html", &["--dump-dom"]), "");
+    #[cfg(unix)]
+    {
+        let watch = crate::watch::Watch::start(&place, "fst dense");
+        assert_eq!(console(&place, browser, &watch.address(), &["--dump-dom"]), "");
+    }
     let Some(pictures) = std::env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
         let picture = format!(
@@ -128,14 +133,17 @@ fn the_page_opens_in_a_browser_with_an_empty_console() {
     }
 }
 
-/// The lines of a page's console.
+/// The lines of the console of a file or an address.
 fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
     // Without a user profile and a network.
     let always = "--headless=new --no-sandbox --disable-gpu --hide-scrollbars \
                   --enable-logging=stderr --v=0 --no-first-run --disable-background-networking \
                   --disable-component-update --disable-sync";
     let profile = format!("--user-data-dir={}", place.path("profile").display());
-    let page = format!("file://{}", place.path(page).display());
+    let page = match page.contains(':') {
+        true => page.to_owned(),
+        false => format!("file://{}", place.path(page).display()),
+    };
     let output = Command::new(browser)
         .args(always.split_whitespace())
         .arg(profile)

@@ -11,14 +11,14 @@ use std::{
 use crate::{running::send, support::Place};
 
 /// A watch, ended when it is dropped.
-struct Watch {
+pub(crate) struct Watch {
     child: Child,
     port: u16,
     token: String,
 }
 
 impl Watch {
-    fn start(place: &Place, runs: &str) -> Self {
+    pub(crate) fn start(place: &Place, runs: &str) -> Self {
         let mut command = place.command(&format!("watch {runs}"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -26,6 +26,10 @@ impl Watch {
         let address = line.trim().strip_prefix("http://127.0.0.1:").unwrap();
         let (port, token) = address.trim_end_matches('/').split_once('/').unwrap();
         Self { child, port: port.parse().unwrap(), token: token.to_owned() }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("http://127.0.0.1:{}/{}/", self.port, self.token)
     }
 
     fn ask(&self, request: &str) -> TcpStream {
