@@ -6,7 +6,7 @@
 //! | [`search`] | the search for lambda by flip rate |
 //! | [`study`] | arms times seeds, compared in pairs |
 //! | [`runs`] | several runs in one folder |
-//! | [`report`] | an offline page, or one figure, of one or several runs |
+//! | [`report`] | a page, or one figure, of one or several runs |
 //! | [`statistics`] | means, quantiles and confidence intervals |
 
 mod count;

@@ -1,9 +1,11 @@
-//! The report: one page that opens offline and shows one or several runs side by side.
+//! The report: one page that opens offline and shows one or several runs side by side, or follows
+//! them in `watch`.
 //!
-//! The file contains everything: styles, plots as SVG, a short script that shows values under the
-//! pointer, and the numbers of every figure as tables, so that nothing depends on scripts, colours
-//! or sight. Long curves are drawn as means and ranges of neighbouring steps, so the page of
-//! 300,000 steps stays below 2 MB.
+//! The file contains everything: styles, plots as SVG, and the numbers of every figure as tables,
+//! so that nothing depends on scripts, colours or sight. Long curves are drawn as means and ranges
+//! of neighbouring steps, so the page of 300,000 steps stays below 2 MB. Each plot also carries the
+//! values of its curves; a script shows them under the pointer, and moves the drawn curves when the
+//! reader hides runs, zooms, smooths or changes the scale.
 //!
 //! Invariant: whatever the directories hold, the page is well-formed, loads nothing and names what
 //! is missing; contents of files are text in it, never markup.
@@ -78,14 +80,44 @@ fn replace(out: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> Result<(),
 }
 
 fn page(paths: &[PathBuf]) -> Result<String, Error> {
-    let contents = Contents::read(paths)?;
-    let figures = contents.figures();
-    Ok(contents.html(&figures))
+    let contents = Contents::read(paths, Unreadable::Refused)?;
+    Ok(document(&contents.title(), &contents.html(), None))
+}
+
+/// The page of runs that may be under way, for a browser that follows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    title: String,
+    contents: String,
+}
+
+impl View {
+    /// Reads the runs. A path that cannot be read is shown as a run with that problem.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for no or too many runs.
+    pub fn read(paths: &[PathBuf]) -> Result<Self, Error> {
+        let contents = Contents::read(paths, Unreadable::Shown)?;
+        Ok(Self { title: contents.title(), contents: contents.html() })
+    }
+
+    /// What changes in the page while the runs train, as HTML.
+    #[must_use]
+    pub fn contents(&self) -> &str {
+        &self.contents
+    }
+
+    /// The whole page. Its script may run where a header allows the word `nonce`; it takes later
+    /// contents, as JSON strings, from the events of the address `events` beside the page's.
+    #[must_use]
+    pub fn page(&self, nonce: &str) -> String {
+        document(&self.title, &self.contents, Some(nonce))
+    }
 }
 
 /// Draws one figure as an SVG document.
 fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
-    let contents = Contents::read(paths)?;
+    let contents = Contents::read(paths, Unreadable::Refused)?;
     if name == QUICKSTART && contents.has_steps() {
         return Ok(curves::quickstart(&contents.runs).svg());
     }
@@ -101,11 +133,20 @@ fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     Err(Error::setting("figure", problem))
 }
 
+/// What becomes of a path that holds no run, or that cannot be opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unreadable {
+    Refused,
+    Shown,
+}
+
 #[derive(Default)]
 struct Contents {
     runs: Vec<Record>,
     /// Figures of searches and studies.
     concluded: Vec<Figure>,
+    /// Sentences about files that are damaged.
+    problems: Vec<String>,
     /// Sentences about what the page leaves out.
     notes: Vec<String>,
     /// The name of the folder, if the page is of a single search or study.
@@ -113,20 +154,14 @@ struct Contents {
 }
 
 impl Contents {
-    fn read(paths: &[PathBuf]) -> Result<Self, Error> {
-        // Runs may come from others, and so may folders of them.
-        let confined = paths.iter().filter(|path| path.is_dir()).map(|path| disk::confine(path));
-        let _confined = confined.collect::<Result<Vec<_>, _>>()?;
+    fn read(paths: &[PathBuf], unreadable: Unreadable) -> Result<Self, Error> {
         let mut contents = Self::default();
         for path in paths {
-            if conclusions::is_folder(path) {
-                contents.add_folder(path)?;
-                continue;
-            }
-            contents.runs.push(Record::read(path)?);
-            if paths.len() == 1 {
-                // The search that chose the run's lambda.
-                contents.concluded = conclusions::conclusions(&path.join("lambda-search")).figures;
+            match contents.add(path, paths.len() == 1) {
+                Err(error) if unreadable == Unreadable::Shown => {
+                    contents.runs.push(Record::absent(path, &error));
+                }
+                added => added?,
             }
         }
         let Self { runs, concluded, folder, .. } = &mut contents;
@@ -147,6 +182,21 @@ impl Contents {
         Ok(contents)
     }
 
+    /// Adds a run, or the folder of a search or study.
+    fn add(&mut self, path: &Path, is_alone: bool) -> Result<(), Error> {
+        // Runs may come from others, and so may folders of them.
+        let _confined = path.is_dir().then(|| disk::confine(path)).transpose()?;
+        if conclusions::is_folder(path) {
+            return self.add_folder(path);
+        }
+        self.runs.push(Record::read(path)?);
+        if is_alone {
+            // The search that chose the run's lambda.
+            self.concluded = conclusions::conclusions(&path.join("lambda-search")).figures;
+        }
+        Ok(())
+    }
+
     /// Adds the results of a search or study, and the first run of each arm.
     fn add_folder(&mut self, path: &Path) -> Result<(), Error> {
         let concluded = conclusions::conclusions(path);
@@ -154,7 +204,7 @@ impl Contents {
         for arm in arms {
             self.runs.push(Record { until: concluded.until, ..Record::read(&arm)? });
         }
-        self.notes.extend(concluded.problems);
+        self.problems.extend(concluded.problems);
         if left_out > 0 {
             let path = path.display();
             self.notes.push(format!(
@@ -192,18 +242,23 @@ impl Contents {
         figures
     }
 
-    fn html(&self, figures: &[Figure]) -> String {
-        let Self { runs, concluded, notes, folder } = self;
-        let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-        let title = match (folder, names.as_slice()) {
+    fn title(&self) -> String {
+        let names: Vec<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
+        match (&self.folder, names.as_slice()) {
             (Some(folder), _) => folder.clone(),
             (_, []) => "Results".to_owned(),
             (_, [first, .., last]) if names.len() > 4 => {
                 format!("{} runs: {first} to {last}", names.len())
             }
             (_, names) => names.join(" · "),
-        };
-        let (title, figures) = (Text(&title), concluded.iter().chain(figures));
+        }
+    }
+
+    /// The links to the figures, and everything that they lead to.
+    fn html(&self) -> String {
+        let Self { runs, concluded, problems, notes, .. } = self;
+        let figures = self.figures();
+        let figures = concluded.iter().chain(&figures);
         let drawn: String = figures.clone().map(Figure::html).collect();
         let mut links: Vec<_> = figures.map(|figure| (figure.id, figure.title)).collect();
         let (mut results, mut configuration) = (String::new(), String::new());
@@ -214,20 +269,39 @@ impl Contents {
         }
         let link = |(id, title)| format!("<li><a href=\"#{id}\">{title}</a></li>");
         let links: String = links.into_iter().map(link).collect();
-        let problems = summary::problems(runs, notes);
-        let style = include_str!("report/page.css");
-        let plot_style = include_str!("report/plot.css");
-        let script = include_str!("report/page.js");
-        let version = env!("CARGO_PKG_VERSION");
+        let remarks = summary::remarks(runs, problems, notes);
         format!(
-            r##"<!DOCTYPE html>
+            "<nav aria-label=\"Figures\"><ul>{links}</ul></nav>\n\
+             <main>\n{results}{remarks}{drawn}{configuration}</main>"
+        )
+    }
+}
+
+/// A page with these contents; one for `watch` has a nonce.
+fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
+    let title = Text(title);
+    let style = include_str!("report/page.css");
+    let plot_style = include_str!("report/plot.css");
+    let script = include_str!("report/page.js");
+    let version = env!("CARGO_PKG_VERSION");
+    let (attribute, live, connect, end) = match nonce {
+        Some(nonce) => (
+            format!(" nonce=\"{nonce}\""),
+            "<p class=\"live\" role=\"status\">connecting</p>\n",
+            "; connect-src 'self'",
+            "shown by sparse24 watch",
+        ),
+        None => (String::new(), "", "", "loads nothing"),
+    };
+    format!(
+        r##"<!DOCTYPE html>
 <html lang="en" xmlns="http://www.w3.org/1999/xhtml">
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
 <meta name="color-scheme" content="light dark"/>
 <meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"/>
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'{connect}"/>
 <title>{title} · sparse24 report</title>
 <style>
 {style}{plot_style}</style>
@@ -238,22 +312,19 @@ impl Contents {
 <p class="brand"><svg class="glyph" width="30" height="30" viewBox="0 0 4 4" aria-hidden="true"
 ><use href="#tile"/></svg>sparse24 <span>report</span></p>
 <h1>{title}</h1>
-</header>
-<nav aria-label="Figures"><ul>{links}</ul></nav>
-<main>
-{results}{problems}{drawn}{configuration}</main>
+{live}</header>
+<div id="contents">{contents}</div>
 <footer>
-<p>Written by sparse24 {version}; losses are in nats per token. This page loads nothing.</p>
+<p>Written by sparse24 {version}; losses are in nats per token. This page {end}.</p>
 </footer>
-<script>
+<script{attribute}>
 //<![CDATA[
 {script}//]]>
 </script>
 </body>
 </html>
 "##
-        )
-    }
+    )
 }
 
 /// The first run of each arm, in the order of the study or of lambda, and the number of the others.

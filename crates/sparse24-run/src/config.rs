@@ -181,8 +181,8 @@ pub struct RunConfig {
     pub keep_last: usize,
     /// Checkpoints of multiples of this step are kept too.
     pub keep_every: u32,
-    /// Whether an evaluation with a lower loss than all before it is followed by a checkpoint, which
-    /// is kept until the next such one.
+    /// Whether an evaluation with a lower loss than all before it is followed by a checkpoint,
+    /// which is kept until the next such one.
     #[serde(default)]
     pub keep_best: bool,
     /// Treatment of a loss or gradient that is not finite.
@@ -406,7 +406,8 @@ impl Config {
         config.check().map(|()| config)
     }
 
-    /// The configuration of a checkpoint, which recorded [`Self::decisive`]; the rest is this one's.
+    /// The configuration of a checkpoint, which recorded [`Self::decisive`]; neutral settings are
+    /// this one's.
     pub(crate) fn recorded(&self, saved: Table) -> Result<Self, Error> {
         let unset = UNSET.map(|(key, value)| format!("{key}={value}"));
         self.under(Table::new(), &unset)?.with(saved)

@@ -24,7 +24,7 @@ pub struct Memory {
 pub struct Limit {
     /// Bytes.
     pub bytes: u64,
-    /// What sets it: the path of a cgroup, a variable of Slurm, or `ulimit -v`.
+    /// Its source: the path of a cgroup, a variable of Slurm, or `ulimit -v`.
     pub by: String,
 }
 

@@ -31,7 +31,7 @@ struct Report {
     estimate: Estimate,
     device_bytes: u64,
     host_bytes: u64,
-    /// Of this machine, in bytes.
+    /// Memory of this machine.
     memory: Option<Memory>,
     steps: u32,
     #[serde(flatten)]

@@ -34,6 +34,7 @@ mod study;
 mod tensorboard;
 mod train;
 mod verify;
+mod watch;
 mod weights;
 
 use failure::Failure;
@@ -71,6 +72,7 @@ commands! {
     Resume resume;
     Eval eval;
     Report report;
+    Watch watch;
     Sample sample;
     LambdaSearch lambda_search;
     Study study;

@@ -22,7 +22,7 @@ pub(crate) struct Progress {
     /// The last sample; with plain lines, none since the last line.
     flip_rate: Option<f64>,
     validation_loss: Option<f64>,
-    /// Whether the user was told that the run will take absurdly long.
+    /// Whether it warned that the run will take absurdly long.
     warned: bool,
 }
 

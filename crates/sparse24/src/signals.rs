@@ -34,8 +34,8 @@ pub(crate) struct Signals {
     _acknowledgement: Option<Acknowledgement>,
 }
 
-/// A thread that acknowledges a stop signal while the work under way takes long to end. It ends when
-/// this is dropped, before the last words of the command.
+/// A thread that acknowledges a stop signal while the work under way takes long to end. It ends
+/// when this is dropped, before the last words of the command.
 struct Acknowledgement {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,

@@ -7,6 +7,8 @@ use std::ops::Range;
 pub(super) struct Bucket {
     /// First and last x.
     pub(super) x: [f64; 2],
+    /// Where it is drawn: the middle, unless moved.
+    pub(super) at: f64,
     /// Mean of the finite values; NaN if there is none, as `low` and `high`.
     pub(super) mean: f64,
     pub(super) low: f64,
@@ -26,16 +28,12 @@ impl Bucket {
                 (low, high) = (low.min(value), high.max(value));
             }
         }
-        Self { x, mean: sum / count, low, high }
+        Self { x, at: (x[0] + x[1]) / 2.0, mean: sum / count, low, high }
     }
 
-    pub(super) fn middle(&self) -> f64 {
-        (self.x[0] + self.x[1]) / 2.0
-    }
-
-    /// The middle and the mean.
+    /// Where it is drawn, and the mean.
     pub(super) fn point(&self) -> [f64; 2] {
-        [self.middle(), self.mean]
+        [self.at, self.mean]
     }
 
     /// The first and the last x, as text.
@@ -71,7 +69,7 @@ mod tests {
     #[test]
     fn a_bucket_keeps_spikes_and_ignores_nan() {
         let bucket = Bucket::of([[1.0, 2.0], [2.0, f64::NAN], [3.0, 10.0]]);
-        assert_eq!(bucket, Bucket { x: [1.0, 3.0], mean: 6.0, low: 2.0, high: 10.0 });
+        assert_eq!(bucket, Bucket { x: [1.0, 3.0], at: 2.0, mean: 6.0, low: 2.0, high: 10.0 });
         assert!(Bucket::of([[1.0, f64::NAN]]).mean.is_nan());
     }
 }

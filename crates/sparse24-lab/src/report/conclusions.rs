@@ -11,7 +11,7 @@ use sparse24_run::disk;
 use super::{
     axis::{Axis, range},
     figure::{Figure, Numbers},
-    plot::{Curve, Mark, Plot, across},
+    plot::{Curve, Mark, Plot, Style, across},
     text::{Table, cell, minus, number},
 };
 use crate::count::counted;
@@ -99,13 +99,12 @@ fn search(value: &Value) -> Option<Figure> {
     let y = Axis::around("μ, flip rate relative to dense training", shown);
     let bars = |&[lambda, _, low, high]: &[f64; 4]| [[lambda, low], [lambda, high], [f64::NAN; 2]];
     let [from, to] = [*FEASIBLE.start(), *FEASIBLE.end()];
+    let mut band = Curve::new(2, [x.low, x.high].map(|at| [at, f64::NAN]));
+    band.points.iter_mut().for_each(|point| (point.low, point.high) = (from, to));
     let curves = [
-        Curve { run: 2, band: vec![[x.low, from, to], [x.high, from, to]], ..Curve::default() },
-        Curve {
-            strong: values.iter().map(|&[lambda, mu, ..]| [lambda, mu]).collect(),
-            faint: values.iter().flat_map(bars).collect(),
-            ..Curve::default()
-        },
+        Curve { has_band: true, ..band },
+        Curve { style: Style::Faint, ..Curve::new(0, values.iter().flat_map(bars)) },
+        Curve::new(0, values.iter().map(|&[lambda, mu, ..]| [lambda, mu])),
     ];
     let mark = |x: f64| Mark { x, label: format!("recommended: {}", number(x, 3)), run: None };
     let recommended = value["recommended"].as_f64();

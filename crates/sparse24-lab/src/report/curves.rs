@@ -4,7 +4,7 @@ use super::{
     axis::{Axis, range},
     bucket::{Bucket, buckets},
     figure::{Entry, Figure, LINE, Layout, legend},
-    plot::{Curve, Mark, Plot},
+    plot::{Curve, Mark, Plot, Style},
     record::{Record, Step},
     text::{Table, cell, number},
 };
@@ -62,10 +62,10 @@ fn line_plot(
     marks: Vec<Mark>,
 ) -> Plot {
     let ends = |curve: &Curve| {
-        let points = if curve.strong.is_empty() { &curve.faint } else { &curve.strong };
-        let [[x, first], [end, last]] =
-            [*points.first()?, *points.last()?].map(|point| point.map(|value| number(value, 4)));
-        Some(format!("{}: {first} at {x}, {last} at {end}.", runs[curve.run].name))
+        let ends = [curve.points.first()?, curve.points.last()?].map(Bucket::point);
+        let [[x, first], [end, last]] = ends.map(|point| point.map(|value| number(value, 4)));
+        let name = [&runs[curve.run].name, curve.detail.0].join(" ");
+        Some(format!("{}: {first} at {x}, {last} at {end}.", name.trim_end()))
     };
     let description = curves.iter().filter_map(ends).collect::<Vec<_>>().join(" ");
     let (id, title) = (id.into(), title.into());
@@ -93,44 +93,42 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     let most = resolution(runs.len()) / 2;
     let (unit, seconds) = time_unit(runs);
     let time = |run: &Record, step: f64| run.seconds_at(step as u32) / seconds;
+    let sharing = runs.len();
     let (mut tables, mut by_step) = (Vec::new(), Vec::new());
     for (at, run) in runs.iter().enumerate() {
-        let training = buckets(&run.points(|step| step.loss.into()), most);
-        let validation = buckets(&run.validation, most);
-        let validation: Vec<_> = validation.iter().map(|b| [b.x[1], b.mean]).collect();
+        let losses = run.points(|step| step.loss.into());
+        let training = buckets(&losses, most);
+        let mut validation = buckets(&run.validation, most);
+        validation.iter_mut().for_each(|b| b.at = b.x[1]);
         let mut add_table = |what: &str, last: &[&str], rows: Vec<Vec<String>>| {
-            let time = format!("time, {unit}");
-            let columns = [&["step", &time, what], last].concat();
-            let caption = format!("{}: {what}, {NATS}", run.name);
-            tables.push(Table::new(caption, &columns, rows).of_run(at));
+            if !rows.is_empty() {
+                let time = format!("time, {unit}");
+                let columns = [&["step", &time, what], last].concat();
+                let caption = format!("{}: {what}, {NATS}", run.name);
+                tables.push(Table::new(caption, &columns, rows).of_run(at));
+            }
         };
         let time_at = |step: f64| cell(time(run, step));
         let range = |b: &Bucket| format!("{} to {}", cell(b.low), cell(b.high));
-        let row = |b: &Bucket| vec![b.span(), time_at(b.middle()), cell(b.mean), range(b)];
+        let row = |b: &Bucket| vec![b.span(), time_at(b.at), cell(b.mean), range(b)];
         let rows = training.iter().map(row).collect();
         add_table("training loss", &["least to largest"], rows);
-        let row = |&[step, loss]: &[f64; 2]| vec![step.to_string(), time_at(step), cell(loss)];
+        let row = |b: &Bucket| vec![b.at.to_string(), time_at(b.at), cell(b.mean)];
         add_table("validation loss", &[], validation.iter().map(row).collect());
-        let has_band = runs.len() <= BANDS && training.len() < run.steps.len();
-        let band = training.iter().filter(|_| has_band).map(|b| [b.middle(), b.low, b.high]);
-        by_step.push(Curve {
-            run: at,
-            band: band.collect(),
-            faint: training.iter().map(Bucket::point).collect(),
-            strong: validation,
-            ..Curve::default()
-        });
+        let has_band = sharing <= BANDS && training.len() < run.steps.len();
+        let faint = Curve { run: at, style: Style::Faint, points: training, ..Curve::default() };
+        let strong = Curve { run: at, points: validation, ..Curve::default() };
+        by_step.push(Curve { has_band, ..faint.of("training loss", &losses, sharing) });
+        by_step.push(strong.of("validation loss", &run.validation, sharing));
     }
+    by_step.retain(|curve| !curve.points.is_empty());
     let over_time = |curve: &Curve| {
-        let x = |step: f64| time(&runs[curve.run], step);
-        let line = |points: &[[f64; 2]]| points.iter().map(|&[step, y]| [x(step), y]).collect();
-        Curve {
-            run: curve.run,
-            band: curve.band.iter().map(|&[step, low, high]| [x(step), low, high]).collect(),
-            faint: line(&curve.faint),
-            strong: line(&curve.strong),
-            ..Curve::default()
-        }
+        let moved = |points: &[Bucket]| -> Vec<_> {
+            points.iter().map(|b| Bucket { at: time(&runs[curve.run], b.at), ..*b }).collect()
+        };
+        let (name, detail) = &curve.detail;
+        let (points, detail) = (moved(&curve.points), (*name, moved(detail)));
+        Curve { points, detail, ..*curve }
     };
 
     let x = step_axis(runs);
@@ -167,7 +165,7 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
                steps, without evaluation, checkpoints and pauses."
             .into(),
         plots,
-        legend: legend(runs, 0..runs.len()),
+        legend: legend(runs, &by_step),
         notes,
         tables,
         ..Figure::default()
@@ -179,11 +177,9 @@ fn loss_axis(curves: &[Curve], head: f64) -> (Axis, Option<f64>) {
     let label = format!("loss, {NATS}");
     let values = |from: f64| -> Vec<f64> {
         let of_curve = |curve: &Curve| {
-            let band = curve.band.iter().filter(|point| point[0] >= from);
-            let lines = curve.faint.iter().chain(&curve.strong).filter(|point| point[0] >= from);
-            band.flat_map(|&[_, low, high]| [low, high])
-                .chain(lines.map(|point| point[1]))
-                .collect::<Vec<_>>()
+            let points = curve.points.iter().filter(|point| point.at >= from);
+            let band = |b: &Bucket| if curve.has_band { [b.low, b.high] } else { [b.mean; 2] };
+            points.flat_map(band).collect::<Vec<_>>()
         };
         curves.iter().flat_map(of_curve).collect()
     };
@@ -251,21 +247,23 @@ const VARIANCE: Measure = Measure {
 /// A curve and a table for each run that has the values; the steps start at `x.low`.
 fn measured(runs: &[Record], measure: &Measure, x: Axis) -> Option<Figure> {
     let Measure { id, title, label, lead, .. } = *measure;
+    let quantity = label.split(',').next().unwrap_or(label);
     let most = resolution(runs.len());
     let (mut curves, mut tables, mut longest) = (Vec::new(), Vec::new(), 1);
     for (run, record) in runs.iter().enumerate() {
         let points: Vec<_> =
             (measure.points)(record).into_iter().filter(|&[step, _]| step >= x.low).collect();
         longest = longest.max(points.len().div_ceil(most));
-        let strong: Vec<_> = buckets(&points, most).iter().map(Bucket::point).collect();
-        if !strong.is_empty() {
-            let rows = strong.iter().map(|&[step, value]| vec![step.to_string(), cell(value)]);
+        let drawn = buckets(&points, most);
+        if !drawn.is_empty() {
+            let rows = drawn.iter().map(|b| vec![b.span(), cell(b.mean)]);
             let caption = format!("{}: {label}", record.name);
             tables.push(Table::new(caption, &["step", label], rows).of_run(run));
-            curves.push(Curve { run, strong, ..Curve::default() });
+            let curve = Curve { run, points: drawn, ..Curve::default() };
+            curves.push(curve.of(quantity, &points, runs.len()));
         }
     }
-    let values = curves.iter().flat_map(|curve| &curve.strong).map(|point| point[1]);
+    let values = curves.iter().flat_map(|curve| &curve.points).map(|point| point.mean);
     let y = (measure.axis)(label, values.collect());
     let marks = switches(runs, |_, step| f64::from(step));
     let marks = marks.into_iter().filter(|mark| mark.x >= x.low).collect();
@@ -274,7 +272,7 @@ fn measured(runs: &[Record], measure: &Measure, x: Axis) -> Option<Figure> {
         id,
         title,
         lead: lead.into(),
-        legend: legend(runs, curves.iter().map(|curve| curve.run)),
+        legend: legend(runs, &curves),
         plots: vec![(String::new(), plot)],
         notes: thinned(longest, "").into_iter().collect(),
         tables,
@@ -306,27 +304,33 @@ pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
 fn gaps(runs: &[Record]) -> Option<Figure> {
     let (mut tables, mut curves, mut top) = (Vec::new(), Vec::new(), vec![0.0]);
     for (run, record) in runs.iter().enumerate().filter(|(_, run)| !run.instruments.is_empty()) {
-        let quantiles: [Vec<[f64; 2]>; 5] = std::array::from_fn(|at| {
-            let points = record.instrument(|instruments| Some(instruments.gap[at].into()));
-            buckets(&points, resolution(runs.len())).iter().map(Bucket::point).collect()
-        });
+        let values = |at: usize| record.instrument(|sample| Some(sample.gap[at].into()));
+        let quantiles: [Vec<Bucket>; 5] =
+            std::array::from_fn(|at| buckets(&values(at), resolution(runs.len())));
         let rows = (0..quantiles[0].len()).map(|at| {
-            let values = quantiles.iter().map(|points| cell(points[at][1]));
-            [quantiles[0][at][0].to_string()].into_iter().chain(values).collect()
+            let values = quantiles.iter().map(|points| cell(points[at].mean));
+            [quantiles[0][at].span()].into_iter().chain(values).collect()
         });
         let columns = ["step", "10 %", "25 %", "50 %", "75 %", "90 %"];
         let caption = format!("{}: quantiles of the gap over all tiles", record.name);
         tables.push(Table::new(caption, &columns, rows).of_run(run));
-        let [_, quarter, median, three, _] = quantiles;
-        top.extend(three.iter().map(|point| point[1]));
-        let mut curve = Curve { run, strong: median, ..Curve::default() };
-        if runs.len() == 1 {
-            let pairs = quarter.iter().zip(&three);
-            curve.band = pairs.map(|(&[x, low], &[_, high])| [x, low, high]).collect();
-        } else {
-            curve.faint = [quarter, vec![[f64::NAN; 2]], three].concat();
+        let [_, quarter, mut median, three, _] = quantiles;
+        top.extend(three.iter().map(|point| point.mean));
+        let has_band = runs.len() == 1;
+        if has_band {
+            for ((b, low), high) in median.iter_mut().zip(&quarter).zip(&three) {
+                (b.low, b.high) = (low.mean, high.mean);
+            }
         }
-        curves.push(curve);
+        let mut add = |(at, name), style, points| {
+            let curve = Curve { run, style, points, has_band, ..Curve::default() };
+            curves.push(curve.of(name, &values(at), runs.len()));
+        };
+        if !has_band {
+            add((1, "first quartile"), Style::Faint, quarter);
+            add((3, "third quartile"), Style::Faint, three);
+        }
+        add((2, "median gap"), Style::Strong, median);
     }
     let axes = [step_axis(runs), Axis::around("L1-norm gap of a tile", top)];
     let names = ["gaps-step", "L1-norm gap of the tiles"];
@@ -339,7 +343,7 @@ fn gaps(runs: &[Record]) -> Option<Figure> {
                median over all tiles, and the quartiles as thin lines or a band. A mask with a \
                small gap flips easily."
             .into(),
-        legend: legend(runs, curves.iter().map(|curve| curve.run)),
+        legend: legend(runs, &curves),
         plots: vec![(String::new(), plot)],
         tables,
         ..Figure::default()
@@ -354,27 +358,35 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         ("speed", "tokens per second", |step| step.tokens_per_s),
     ];
     let most = resolution(runs.len()) / 2;
-    let thin: Vec<_> = runs
+    let drawn: Vec<_> = runs.iter().enumerate().filter(|(_, run)| !run.steps.is_empty()).collect();
+    let thin: Vec<_> = drawn
         .iter()
-        .map(|run| kinds.map(|(_, _, value)| buckets(&run.points(value), most)))
+        .map(|(_, run)| kinds.map(|(_, _, value)| buckets(&run.points(value), most)))
         .collect();
-    let plots = kinds.iter().enumerate().map(|(kind, &(id, name, _))| {
-        let curve = |(run, thin): (usize, &[Vec<Bucket>; 3])| Curve {
-            run,
-            strong: thin[kind].iter().map(Bucket::point).collect(),
-            ..Curve::default()
+    let mut shown = Vec::new();
+    let plots = kinds.iter().enumerate().map(|(kind, &(id, name, value))| {
+        let curve = |(&(run, record), thin): (&(usize, &Record), &[Vec<Bucket>; 3])| {
+            let curve = Curve { run, points: thin[kind].clone(), ..Curve::default() };
+            curve.of(
+                name.split(" before").next().unwrap_or(name),
+                &record.points(value),
+                runs.len(),
+            )
         };
-        let curves: Vec<_> = thin.iter().enumerate().map(curve).collect();
-        let values = curves.iter().flat_map(|curve| &curve.strong).map(|point| point[1]);
+        let curves: Vec<_> = drawn.iter().zip(&thin).map(curve).collect();
+        let values = curves.iter().flat_map(|curve| &curve.points).map(|point| point.mean);
         let y = match kind {
             0 => Axis::magnitudes("", values),
             _ => Axis::around("", values.chain([0.0])),
         };
         let names = [id, &format!("{name} against the optimizer step")];
         let axes = [step_axis(runs), y];
-        (name.to_owned(), line_plot(runs, names, axes, 150.0, &curves, plain_switches(runs)))
+        let plot = line_plot(runs, names, axes, 150.0, &curves, plain_switches(runs));
+        shown = curves;
+        (name.to_owned(), plot)
     });
-    let tables = runs.iter().zip(&thin).enumerate().map(|(at, (run, [norm, rate, speed]))| {
+    let plots = plots.collect();
+    let tables = drawn.iter().zip(&thin).map(|(&(at, run), [norm, rate, speed])| {
         let columns = [
             "step",
             "gradient norm",
@@ -394,8 +406,8 @@ pub(super) fn optimizer(runs: &[Record]) -> Figure {
         title: "Optimizer and speed",
         lead: "Gradient norm, learning rate and throughput of the steps.".into(),
         layout: Layout::Beside,
-        plots: plots.collect(),
-        legend: legend(runs, 0..runs.len()),
+        plots,
+        legend: legend(runs, &shown),
         notes: thinned(longest, "").into_iter().collect(),
         tables: tables.collect(),
         ..Figure::default()
@@ -413,7 +425,7 @@ pub(super) fn quickstart(runs: &[Record]) -> Figure {
     let entry = |(class, name): (&str, &str)| Entry {
         swatch: LINE.replace("strong", class).replace("INK", "s0"),
         name: name.into(),
-        detail: String::new(),
+        ..Entry::default()
     };
     Figure {
         id: "quickstart",

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{
     SYMBOLS,
-    plot::{Plot, ink, marker},
+    plot::{Curve, Plot, ink, marker},
     record::Record,
     text::{Table, Text},
 };
@@ -27,11 +27,14 @@ pub(super) struct Figure {
     pub(super) numbers: Numbers,
 }
 
+#[derive(Default)]
 pub(super) struct Entry {
     /// SVG of 26 by 14 pixels.
     pub(super) swatch: String,
     pub(super) name: String,
     pub(super) detail: String,
+    /// The run that it names, if it does.
+    pub(super) run: Option<usize>,
 }
 
 /// Whether the tables are visible from the start.
@@ -55,7 +58,9 @@ pub(super) enum Layout {
 pub(super) const LINE: &str = "<line class=\"strong INK\" x1=\"0\" x2=\"26\" y1=\"7\" y2=\"7\"/>";
 
 /// Entries for some runs; none for a single run.
-pub(super) fn legend(runs: &[Record], drawn: impl IntoIterator<Item = usize>) -> Vec<Entry> {
+pub(super) fn legend(runs: &[Record], curves: &[Curve]) -> Vec<Entry> {
+    let mut drawn: Vec<usize> = curves.iter().map(|curve| curve.run).collect();
+    drawn.dedup();
     let entry = |run: usize| {
         let (ink, marker) = (ink(run), marker(run));
         Entry {
@@ -65,9 +70,15 @@ pub(super) fn legend(runs: &[Record], drawn: impl IntoIterator<Item = usize>) ->
             ),
             name: runs[run].name.clone(),
             detail: runs[run].method(),
+            run: Some(run),
         }
     };
     drawn.into_iter().filter(|_| runs.len() > 1).map(entry).collect()
+}
+
+/// An attribute for what the script hides with the run.
+pub(super) fn data_run(run: Option<usize>) -> String {
+    run.map(|run| format!(" data-run=\"{run}\"")).unwrap_or_default()
 }
 
 impl Figure {
@@ -80,11 +91,12 @@ impl Figure {
         );
         if !legend.is_empty() {
             out += "<ul class=\"legend\">";
-            for Entry { swatch, name, detail } in legend {
+            for Entry { swatch, name, detail, run } in legend {
+                let run = data_run(*run);
                 let _ = write!(
                     out,
-                    "<li><svg class=\"swatch\" width=\"26\" height=\"14\" aria-hidden=\"true\">\
-                     {swatch}</svg><b>{}</b> <span>{}</span></li>",
+                    "<li{run}><svg class=\"swatch\" width=\"26\" height=\"14\" \
+                     aria-hidden=\"true\">{swatch}</svg><b>{}</b> <span>{}</span></li>",
                     Text(name),
                     Text(detail)
                 );
@@ -102,7 +114,8 @@ impl Figure {
             };
             let _ = writeln!(
                 out,
-                "<div class=\"cell\">{head}<div class=\"frame\">{}</div></div>",
+                "<div class=\"cell\"{}>{head}<div class=\"frame\">{}</div></div>",
+                data_run(plot.run),
                 plot.draw()
             );
         }
@@ -143,7 +156,7 @@ impl Figure {
         }
         // About the width of a character.
         let (mut x, advance) = (20.0, 7.3);
-        for Entry { swatch, name, detail } in &self.legend {
+        for Entry { swatch, name, detail, .. } in &self.legend {
             let text = [name.as_str(), detail].join(" ");
             let width = 54.0 + advance * text.chars().count() as f64;
             if x > 20.0 && x + width > WIDTH {

@@ -7,7 +7,7 @@ use super::{
     bucket::{Bucket, ranges},
     curves::{plain_switches, step_axis},
     figure::{Entry, Figure, Layout, legend},
-    plot::{Curve, Plot, Shades},
+    plot::{Curve, Plot, Shades, Style},
     record::Record,
     text::{Table, cell, number},
 };
@@ -46,7 +46,7 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
             [name.clone()].into_iter().chain(row.iter().map(|rate| cell(*rate))).collect()
         });
         let caption = format!("{}: mean flip rate of each layer", run.name);
-        tables.push(Table { columns, ..Table::new(caption, &[], rates) });
+        tables.push(Table { columns, ..Table::new(caption, &[], rates) }.of_run(number));
         let plot = Plot {
             id: format!("heat-{number}"),
             title: format!("Flip rate by layer and step: {}", run.name),
@@ -58,11 +58,12 @@ pub(super) fn heat(runs: &[Record]) -> Option<Figure> {
             ),
             x: step_axis(runs),
             marks: plain_switches(std::slice::from_ref(run)),
+            run: Some(number),
             ..Plot::default()
         };
         plots.push((head(runs, run), plot.with_heat(&names, &edges, &rows, shades)));
     }
-    let entry = |(swatch, name)| Entry { swatch, name, detail: String::new() };
+    let entry = |(swatch, name)| Entry { swatch, name, ..Entry::default() };
     Some(Figure {
         id: "layers",
         title: "Flip rate by layer",
@@ -110,7 +111,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
     // Smaller gaps are drawn at the left edge.
     let x = Axis::log("L1-norm gap of the tile", low.max(high / 1e5), high);
     let y = Axis::around("flips since the start", values(1).chain([0.0]));
-    let (mut plots, mut tables) = (Vec::new(), Vec::new());
+    let (mut plots, mut tables, mut shown) = (Vec::new(), Vec::new(), Vec::new());
     for (at, run, (step, tiles)) in &drawn {
         let tenths: Vec<_> = ranges(tiles.len(), 10)
             .map(|part| (part.clone(), Bucket::of(tiles[part].iter().copied())))
@@ -120,7 +121,9 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
             vec![gap, part.len().to_string(), cell(bucket.mean), cell(bucket.high)]
         });
         let caption = format!("{}: tiles by their gap, at step {step}", run.name);
-        tables.push(Table::new(caption, &["gap", "tiles", "mean flips", "most flips"], rows));
+        tables.push(
+            Table::new(caption, &["gap", "tiles", "mean flips", "most flips"], rows).of_run(*at),
+        );
         let mean = |bucket: Option<&(_, Bucket)>| bucket.map_or(f64::NAN, |(_, b)| b.mean);
         let plot = Plot {
             id: format!("scatter-{at}"),
@@ -133,13 +136,16 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
                 number(mean(tenths.last()), 3)
             ),
             x: x.clone(),
+            run: Some(*at),
             height: 220.0,
             ..Plot::default()
         };
         let middle = |part: &Range<usize>| tiles[part.start + part.len() / 2][0];
-        let strong = tenths.iter().map(|(part, bucket)| [middle(part), bucket.mean]).collect();
-        let curve = Curve { run: *at, dots: tiles.clone(), strong, ..Curve::default() };
-        plots.push((head(runs, run), plot.with_curves(y.clone(), &[curve])));
+        let dots = Curve { style: Style::Dots, ..Curve::new(*at, tiles.iter().copied()) };
+        let means = tenths.iter().map(|(part, bucket)| [middle(part), bucket.mean]);
+        let curves = [dots, Curve::new(*at, means)];
+        plots.push((head(runs, run), plot.with_curves(y.clone(), &curves)));
+        shown.extend(curves);
     }
     Some(Figure {
         id: "tiles",
@@ -150,7 +156,7 @@ pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
             .into(),
         layout: Layout::Beside,
         plots,
-        legend: legend(runs, 0..runs.len()),
+        legend: legend(runs, &shown),
         notes: vec![
             "The line joins the means of tenths of the tiles, by gap. All plots share their axes."
                 .into(),

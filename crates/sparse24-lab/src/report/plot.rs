@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use super::{
     axis::{Axis, Scale},
+    bucket::{Bucket, buckets},
+    figure::data_run,
     text::{Text, number},
 };
 
@@ -35,9 +37,15 @@ pub(super) struct Plot {
     pub(super) height: f64,
     pub(super) x: Axis,
     pub(super) y_label: String,
+    pub(super) y_scale: Scale,
+    pub(super) y_low: f64,
     /// Horizontal lines: distance from the top and label.
     pub(super) levels: Vec<(f64, String)>,
     pub(super) marks: Vec<Mark>,
+    /// The run that is drawn, if it is only one of those on the page.
+    pub(super) run: Option<usize>,
+    /// JSON of what the script draws again and shows under the pointer; empty if it does neither.
+    pub(super) data: String,
     /// SVG that is stretched to the width.
     pub(super) inside: String,
     /// SVG on top that is not stretched.
@@ -54,16 +62,78 @@ pub(super) struct Mark {
     pub(super) run: Option<usize>,
 }
 
-/// The points of one run, x and y. A value that is not finite makes a gap.
+/// A line or points of one run. A value that is not finite makes a gap.
 #[derive(Default)]
 pub(super) struct Curve {
     pub(super) run: usize,
-    /// x, low and high.
-    pub(super) band: Vec<[f64; 3]>,
-    pub(super) faint: Vec<[f64; 2]>,
-    pub(super) strong: Vec<[f64; 2]>,
+    pub(super) style: Style,
+    pub(super) points: Vec<Bucket>,
+    /// Whether the ranges of the points are drawn too.
+    pub(super) has_band: bool,
+    /// Quantity, and the same curve with all its detail, for the script; none if it has no point.
+    pub(super) detail: (&'static str, Vec<Bucket>),
+}
+
+/// How a curve is drawn; its CSS class. Later ones cover earlier ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Style {
+    Faint,
     /// Points without a line.
-    pub(super) dots: Vec<[f64; 2]>,
+    Dots,
+    /// A line with markers.
+    #[default]
+    Strong,
+}
+
+impl Style {
+    fn class(self) -> &'static str {
+        ["faint", "dots", "strong"][self as usize]
+    }
+}
+
+impl Curve {
+    pub(super) fn new(run: usize, points: impl IntoIterator<Item = [f64; 2]>) -> Self {
+        let points = points.into_iter().map(|point| Bucket::of([point])).collect();
+        Self { run, points, ..Self::default() }
+    }
+
+    /// Draws only part of the values, those of neighbours as a mean; the script has the rest.
+    pub(super) fn of(self, name: &'static str, values: &[[f64; 2]], sharing: usize) -> Self {
+        Self { detail: (name, buckets(values, detail(sharing))), ..self }
+    }
+
+    /// The curve as JSON: the run, the quantity, and a list for each part of the points.
+    fn data(&self) -> String {
+        let (name, points) = &self.detail;
+        let list = |name: &str, value: &dyn Fn(&Bucket) -> String| {
+            format!(",\"{name}\":[{}]", points.iter().map(value).collect::<Vec<_>>().join(","))
+        };
+        let mut data = format!("{{\"run\":{},\"of\":\"{name}\"", self.run);
+        if points.iter().any(|point| point.x[0] != point.x[1]) {
+            data += &list("last", &|point| point.x[1].to_string());
+            data += &list("low", &|point| digits(point.low));
+            data += &list("high", &|point| digits(point.high));
+        }
+        if points.iter().any(|point| 2.0 * point.at != point.x[0] + point.x[1]) {
+            data += &list("at", &|point| format!("{:.7e}", point.at));
+        }
+        data += &list("step", &|point| point.x[0].to_string());
+        data + &list("y", &|point| digits(point.mean)) + "}"
+    }
+}
+
+/// A JSON number with the digits of the metrics, which are f32 or f64.
+fn digits(value: f64) -> String {
+    match value {
+        value if !value.is_finite() => "null".into(),
+        value if f64::from(value as f32) == value => format!("{:?}", value as f32),
+        value => format!("{value:?}"),
+    }
+}
+
+/// Most points of a curve that the script gets, if `runs` share a plot.
+fn detail(runs: usize) -> usize {
+    (3000 / runs.max(1)).clamp(200, 1500)
 }
 
 /// CSS classes for the colour and the dashes of a run.
@@ -95,62 +165,71 @@ impl Plot {
             format!("{} {}", across(&self.x, x), tenths(self.height * (1.0 - y.share(value))))
         };
         let trace = |points: &mut dyn Iterator<Item = [f64; 2]>| {
-            let points: Vec<_> = points.map(point).collect();
-            if points.is_empty() { String::new() } else { format!("M{}", points.join("L")) }
+            format!("M{}", points.map(point).collect::<Vec<_>>().join("L"))
         };
-        let line = |points: &[[f64; 2]]| -> String {
-            points
-                .split(|[x, y]| !(x + y).is_finite())
-                .map(|piece| trace(&mut piece.iter().copied()))
-                .collect()
+        let pieces = |points: &[Bucket],
+                      is_there: fn(&Bucket) -> bool,
+                      draw: &dyn Fn(&[Bucket]) -> String| {
+            let pieces = points.split(|point| !is_there(point)).filter(|piece| !piece.is_empty());
+            pieces.map(draw).collect::<String>()
         };
-        let band = |points: &[[f64; 3]]| -> String {
-            points
-                .split(|point| !point.iter().sum::<f64>().is_finite())
-                .filter(|piece| !piece.is_empty())
-                .map(|piece| {
-                    let above = piece.iter().map(|&[x, _, high]| [x, high]);
-                    trace(&mut above.chain(piece.iter().rev().map(|&[x, low, _]| [x, low]))) + "Z"
-                })
-                .collect()
+        let band = |piece: &[Bucket]| {
+            let above = piece.iter().map(|point| [point.at, point.high]);
+            trace(&mut above.chain(piece.iter().rev().map(|point| [point.at, point.low]))) + "Z"
         };
+        let line = |piece: &[Bucket]| trace(&mut piece.iter().map(Bucket::point));
         // A line of length zero has round ends that are not stretched.
-        let dots = |points: &[[f64; 2]]| -> String {
-            points.iter().map(|&at| format!("M{}h0", point(at))).collect()
+        let dots = |piece: &[Bucket]| {
+            piece.iter().map(|at| format!("M{}h0", point(at.point()))).collect::<String>()
         };
         // Later layers cover earlier ones.
-        type Layer<'a> = (&'a str, &'a dyn Fn(&Curve) -> String);
-        let layers: [Layer<'_>; 4] = [
-            ("band", &|curve| band(&curve.band)),
-            ("faint", &|curve| line(&curve.faint)),
-            ("dots", &|curve| dots(&curve.dots)),
-            ("strong", &|curve| line(&curve.strong)),
-        ];
-        let mut inside = String::new();
-        for (class, data) in layers {
-            for curve in curves {
-                let (ink, data) = (ink(curve.run), data(curve));
-                if !data.is_empty() {
-                    let _ = writeln!(inside, "<path class=\"{class} {ink}\" d=\"{data}\"/>");
+        let mut layers = [const { String::new() }; 4];
+        for (number, curve) in curves.iter().enumerate() {
+            let ink = ink(curve.run);
+            let mut add = |layer: usize, class: &str, d: String| {
+                if !d.is_empty() {
+                    let _ = writeln!(
+                        layers[layer],
+                        "<path class=\"{class} {ink}\" data-curve=\"{number}\" d=\"{d}\"/>"
+                    );
                 }
+            };
+            if curve.has_band {
+                let is_there = |point: &Bucket| (point.at + point.low + point.high).is_finite();
+                add(0, "band", pieces(&curve.points, is_there, &band));
             }
+            let is_there = |point: &Bucket| (point.at + point.mean).is_finite();
+            let draw: &dyn Fn(&[Bucket]) -> String =
+                if curve.style == Style::Dots { &dots } else { &line };
+            let d = pieces(&curve.points, is_there, draw);
+            add(1 + curve.style as usize, curve.style.class(), d);
         }
+        let inside = layers.concat();
         let height = |value: f64| tenths(self.height * (1.0 - y.share(value)));
         let mut above = String::new();
-        for (order, curve) in curves.iter().enumerate() {
-            let every = curve.strong.len().div_ceil(MARKERS).max(1);
+        let strong = |curve: &(_, &Curve)| curve.1.style == Style::Strong;
+        let strong: Vec<_> = curves.iter().enumerate().filter(strong).collect();
+        for (order, &(number, curve)) in strong.iter().enumerate() {
+            let every = curve.points.len().div_ceil(MARKERS).max(1);
             // Staggered, so that curves that coincide show all their markers.
-            let first = order * every / curves.len();
-            let points = curve.strong.iter().skip(first).step_by(every);
-            for &[x, value] in points.filter(|[x, y]| (x + y).is_finite()) {
+            let points = curve.points.iter().skip(order * every / strong.len()).step_by(every);
+            for [x, value] in points.map(Bucket::point).filter(|[x, y]| (x + y).is_finite()) {
                 let (symbol, ink) = (marker(curve.run), ink(curve.run));
                 let (x, y) = (percent(&self.x, x), height(value));
-                let _ =
-                    writeln!(above, "<use href=\"{symbol}\" class=\"{ink}\" x=\"{x}\" y=\"{y}\"/>");
+                let _ = writeln!(
+                    above,
+                    "<use href=\"{symbol}\" class=\"{ink}\" data-curve=\"{number}\" x=\"{x}\" \
+                     y=\"{y}\"/>"
+                );
             }
         }
+        if curves.iter().any(|curve| !curve.detail.1.is_empty()) {
+            self.data =
+                format!("[{}]", curves.iter().map(Curve::data).collect::<Vec<_>>().join(","));
+        }
         self.levels = y.ticks(5).into_iter().map(|tick| (height(tick.value), tick.label)).collect();
-        (self.y_label, self.inside, self.above) = (y.label, inside, above);
+        (self.y_label, self.y_scale, self.y_low) = (y.label, y.scale, y.low);
+        (self.inside, self.above) = (inside, above);
         self
     }
 
@@ -186,16 +265,21 @@ impl Plot {
 
     pub(super) fn draw(&self) -> String {
         let Self { id, kind, height, x, inside, above, .. } = self;
-        let scale = if x.scale == Scale::Log { "log" } else { "linear" };
-        // The column of the figure's tables that holds x.
-        let column = usize::from(x.label.starts_with("time"));
+        let name = |scale| if scale == Scale::Log { "log" } else { "linear" };
+        let (scale, y_scale) = (name(x.scale), name(self.y_scale));
+        let data = match self.data.as_str() {
+            "" => String::new(),
+            data => format!(" data-curves=\"{}\"", Text(data)),
+        };
         let mut svg = format!(
             "<svg class=\"plot {kind}\" id=\"{id}\" role=\"img\" \
              aria-labelledby=\"{id}-title {id}-desc\" width=\"100%\" height=\"{height}\" \
-             data-low=\"{}\" data-high=\"{}\" data-scale=\"{scale}\" data-column=\"{column}\">\n\
+             data-low=\"{}\" data-high=\"{}\" data-scale=\"{scale}\" data-y-scale=\"{y_scale}\" \
+             data-y-low=\"{}\"{data}>\n\
              <title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>\n",
             x.low,
             x.high,
+            self.y_low,
             Text(&self.title),
             Text(&self.description)
         );
@@ -242,9 +326,10 @@ impl Plot {
     fn draw_marks(&self, svg: &mut String) {
         for Mark { x, label, run } in &self.marks {
             let (share, ink) = (percent(&self.x, *x), run.map(ink).unwrap_or_default());
+            let data = format!("data-x=\"{x}\"{}", data_run(*run));
             let _ = writeln!(
                 svg,
-                "<line class=\"mark {ink}\" x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>",
+                "<line class=\"mark {ink}\" {data} x1=\"{share}\" x2=\"{share}\" y1=\"0\" y2=\"{}\"/>",
                 self.height
             );
             let (class, dx) = if self.x.share(*x) > 0.55 { (" end", -6) } else { ("", 6) };
@@ -252,7 +337,7 @@ impl Plot {
                 let label = Text(label);
                 let _ = writeln!(
                     svg,
-                    "<text class=\"mark-label{class}\" x=\"{share}\" dx=\"{dx}\" \
+                    "<text class=\"mark-label{class}\" {data} x=\"{share}\" dx=\"{dx}\" \
                      y=\"13\">{label}</text>"
                 );
             }

@@ -102,6 +102,11 @@ impl Record {
         Ok(record)
     }
 
+    /// A run that cannot be read, or not yet.
+    pub(super) fn absent(path: &Path, error: &Error) -> Self {
+        Self { path: path.to_owned(), problems: vec![error.to_string()], ..Self::default() }
+    }
+
     fn problem(&mut self, problem: impl Into<String>) {
         self.problems.push(problem.into());
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     plot::{ink, marker},
     record::Record,
-    text::{Table, Text, duration, number},
+    text::{Table, Text, digits, duration},
 };
 use crate::{
     count::{counted, grouped},
@@ -27,8 +27,11 @@ const RESULTS: [Result; 8] = [
         let text = |(step, kind): &(u32, _)| format!("{kind} from {}", grouped((*step).into()));
         run.switches.last().map_or("none".into(), text)
     }),
-    ("training loss", |run| number(last_loss(run), 4)),
-    ("flip rate", |run| run.flips.last().map_or("–".into(), |[_, rate]| number(*rate, 3))),
+    ("training loss, mean of the last 20 steps", |run| match last_loss(run) {
+        loss if loss.is_finite() => format!("{loss:.4}"),
+        _ => "–".into(),
+    }),
+    ("flip rate", |run| run.flips.last().map_or("–".into(), |[_, rate]| digits(*rate, 3))),
     ("time in steps", |run| match run.steps.last() {
         Some(step) => duration(step.seconds),
         None => "–".into(),
@@ -80,7 +83,7 @@ pub(super) fn results(runs: &[Record]) -> String {
         RESULTS.iter().map(|(name, _)| format!("<th scope=\"col\">{name}</th>")).collect();
     let mut out = format!(
         "<div class=\"scroll results\" tabindex=\"0\" role=\"group\" aria-label=\"Results\">\
-         <table><caption>Results</caption><thead><tr><th scope=\"col\">run</th>{heads}</tr></thead>\
+         <table class=\"n2 n6 n7 n8 n9\"><caption>Results</caption><thead><tr><th scope=\"col\">run</th>{heads}</tr></thead>\
          <tbody>\n"
     );
     for (at, run) in runs.iter().enumerate() {
@@ -99,23 +102,27 @@ pub(super) fn results(runs: &[Record]) -> String {
     out + "</tbody></table></div>\n"
 }
 
-/// Missing and damaged files, and the end of unfinished runs.
-pub(super) fn problems(runs: &[Record], of_the_page: &[String]) -> String {
-    let mut problems: Vec<String> = of_the_page.to_vec();
-    for run in runs {
-        problems.extend(run.problems.iter().map(|problem| format!("{}: {problem}.", run.name)));
-        if let Some(line) = run.log.last().filter(|_| !is_finished(run)) {
-            problems.push(format!("{} is unfinished; its log ends with “{line}”.", run.name));
+/// Missing and damaged files, and then what is as it should be: `notes` and the unfinished runs.
+pub(super) fn remarks(runs: &[Record], problems: &[String], notes: &[String]) -> String {
+    let of_run = |run: &Record| {
+        let sentence = |problem: &String| format!("{}: {problem}.", run.name);
+        run.problems.iter().map(sentence).collect::<Vec<_>>()
+    };
+    let unfinished = |run: &Record| {
+        let line = run.log.last().filter(|_| !is_finished(run))?;
+        Some(format!("{} is unfinished; its log ends with “{line}”.", run.name))
+    };
+    let problems = problems.iter().cloned().chain(runs.iter().flat_map(of_run));
+    let notes = notes.iter().cloned().chain(runs.iter().filter_map(unfinished));
+    let section = |class: &str, head: &str, items: &mut dyn Iterator<Item = String>| {
+        let items: String = items.map(|line| format!("<li>{}</li>", Text(&line))).collect();
+        if items.is_empty() {
+            return items;
         }
-    }
-    if problems.is_empty() {
-        return String::new();
-    }
-    let items: String = problems.iter().map(|line| format!("<li>{}</li>", Text(line))).collect();
-    format!(
-        "<section class=\"problems\" aria-label=\"Missing data\"><h2>Missing data</h2>\
-         <ul>{items}</ul></section>\n"
-    )
+        format!("<section class=\"{class}\"><h2>{head}</h2><ul>{items}</ul></section>\n")
+    };
+    section("remarks problems", "Missing data", &mut problems.into_iter())
+        + &section("remarks", "Notes", &mut notes.into_iter())
 }
 
 /// Settings, those that differ first, and starts.

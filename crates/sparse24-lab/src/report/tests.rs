@@ -374,6 +374,51 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
     assert!(check(&damaged).contains("study.json is damaged"));
 }
 
+/// The values under the pointer are those that the run logged, digit by digit.
+#[test]
+fn the_data_of_a_plot_are_the_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let loss = |step: u32| 4.0 + (step as f32).sin();
+    write_run(&path, "fst", 1000, 1000, |metrics| metrics.loss = loss(metrics.step));
+    let short = folder.path().join("short");
+    write_run(&short, "dense", 7, 1000, |metrics| metrics.grad_norm = f32::NAN);
+    let page = page(&[path.clone(), short]).unwrap();
+    let document = Document::parse(page.strip_prefix("<!DOCTYPE html>\n").unwrap()).unwrap();
+    let curves = |id: &str| -> Vec<serde_json::Value> {
+        let plot = document.descendants().find(|node| node.attribute("id") == Some(id)).unwrap();
+        serde_json::from_str(plot.attribute("data-curves").unwrap()).unwrap()
+    };
+    let logged = |key: &str| -> (Vec<u64>, Vec<String>) {
+        let text = fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+        let lines =
+            text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let lines = lines.filter(|line| line[key].is_number());
+        lines.map(|line| (line["step"].as_u64().unwrap(), line[key].to_string())).unzip()
+    };
+    for (id, of, key) in [
+        ("loss-step", "training loss", "loss"),
+        ("loss-time", "validation loss", "val_loss"),
+        ("flips-step", "flip rate", "flip_rate"),
+        ("learning-rate", "learning rate", "lr"),
+    ] {
+        let curves = curves(id);
+        let curve = curves.iter().find(|curve| curve["of"] == of && curve["run"] == 0).unwrap();
+        let (steps, values) = logged(key);
+        assert_eq!(curve["step"], json!(steps), "{id}");
+        let found: Vec<_> =
+            curve["y"].as_array().unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(found, values, "{id}");
+    }
+    let loss = curves("loss-step");
+    let ends = loss.iter().filter(|curve| curve["run"] == 1).map(|curve| &curve["step"]);
+    assert_eq!(ends.collect::<Vec<_>>(), [&json!([1, 2, 3, 4, 5, 6, 7]), &json!([1])]);
+    assert_eq!(curves("gradient-norm")[1]["y"], json!(vec![(); 7]));
+    // A legend has the runs of its figure: the short one has no second flip rate, but a loss.
+    let figure = page.split("<figure id=\"layers\"").next().unwrap();
+    assert_eq!(figure.matches("<li data-run=\"1\">").count(), 2);
+}
+
 /// Every figure of the page is also a file that is well-formed and loads nothing.
 #[test]
 fn a_figure_is_a_standalone_document() {

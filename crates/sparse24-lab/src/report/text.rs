@@ -5,6 +5,8 @@
 
 use std::fmt::{self, Display, Write};
 
+use super::figure::data_run;
+
 /// Text between tags or in a quoted attribute.
 pub(super) struct Text<'a>(pub(super) &'a str);
 
@@ -60,8 +62,19 @@ pub(super) fn number(value: f64, digits: usize) -> String {
     }
 }
 
+/// A number for a column of a table: all its digits are shown, so that neighbours align.
 pub(super) fn cell(value: f64) -> String {
-    number(value, 5)
+    digits(value, 5)
+}
+
+/// [`number`] with exactly `digits` significant digits.
+pub(super) fn digits(value: f64, digits: usize) -> String {
+    match value.abs().log10().floor() {
+        power if (-4.0..=5.0).contains(&power) => {
+            minus(&format!("{value:.*}", (digits as f64 - 1.0 - power).max(0.0) as usize))
+        }
+        _ => number(value, digits),
+    }
 }
 
 /// With a typographic minus sign.
@@ -87,7 +100,7 @@ pub(super) struct Table {
     pub(super) caption: String,
     pub(super) columns: Vec<String>,
     pub(super) rows: Vec<Vec<String>>,
-    /// The run that the table belongs to; the script reads its values for the pointer.
+    /// The run that the table belongs to.
     pub(super) run: Option<usize>,
 }
 
@@ -108,12 +121,19 @@ impl Table {
 
 impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let run = self.run.map(|run| format!(" data-series=\"{run}\"")).unwrap_or_default();
+        let run = data_run(self.run);
         let caption = Text(&self.caption);
+        // Columns of numbers are aligned at the right.
+        let is_number = |cell: &String| !cell.replace(" to ", "").contains(char::is_alphabetic);
+        let is_right = |at: &usize| {
+            !self.rows.is_empty() && self.rows.iter().all(|row| row.get(*at).is_some_and(is_number))
+        };
+        let right = (0..self.columns.len()).filter(is_right);
+        let aligned = right.map(|at| format!("n{}", at + 1)).collect::<Vec<_>>().join(" ");
         write!(
             f,
-            "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{caption}\">\
-             <table{run}><caption>{caption}</caption><thead><tr>"
+            "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{caption}\"{run}>\
+             <table class=\"{aligned}\"><caption>{caption}</caption><thead><tr>"
         )?;
         for column in &self.columns {
             write!(f, "<th scope=\"col\">{}</th>", Text(column))?;

@@ -219,8 +219,8 @@ fn what_is_not_finite_is_never_written() {
         let error = save(directory.path(), &bad).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NonFinite);
         let expected = format!(
-            "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} \
-                at element 17; nothing was saved yet; lower optimizer.learning_rate or method.lambda"
+            "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} at \
+                element 17; nothing was saved yet; lower optimizer.learning_rate or method.lambda"
         );
         assert_eq!(error.to_string(), expected);
     }

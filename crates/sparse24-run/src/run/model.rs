@@ -46,8 +46,8 @@ impl Model {
     /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
     ///
     /// # Errors
-    /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was saved
-    /// with.
+    /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was
+    /// saved with.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::located(locate(path)?)
     }
@@ -55,8 +55,8 @@ impl Model {
     /// Reads the checkpoint of a run's lowest validation loss, which `run.keep_best` keeps.
     ///
     /// # Errors
-    /// Those of [`Self::read`]; [`Error::File`] for a run without evaluations or without that
-    /// checkpoint.
+    /// [`Error::File`] for a run without evaluations or without that checkpoint; errors of
+    /// [`Self::read`].
     pub fn read_best(run: &Path) -> Result<Self, Error> {
         if !run.join(CONFIG).is_file() {
             return Err(Error::file(run, "is not a run directory, which has a best checkpoint"));

@@ -179,7 +179,7 @@ fn pipes_and_devices_do_not_block() {
     }
 }
 
-/// What a foreign run names outside of it is printed before it is read.
+/// Paths that a foreign run names outside of it are printed before they are read.
 #[test]
 fn what_is_read_outside_is_printed_first() {
     let place = Place::trained("--method dense");

@@ -25,3 +25,4 @@ mod study;
 mod support;
 mod tensorboard;
 mod training;
+mod watch;
