@@ -15,7 +15,7 @@ use sparse24_train::{
 
 use crate::{
     failure::{Exit, Failure},
-    output::{counted, note, say, word},
+    output::{counted, note, note_outside, say, word},
     progress::WorkProgress,
     train::on_threads,
 };
@@ -136,7 +136,10 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
     let config = model.config.clone();
     on_threads(&config, || {
         let dataset = match &args.data {
-            None => model.dataset()?,
+            None => {
+                note_outside("data.path", &config.data.path);
+                model.dataset()?
+            }
             Some(path) => model.other_dataset(path)?,
         };
         let (found, expected) = (dataset.vocabulary() as usize, model.recipe().model.vocabulary());

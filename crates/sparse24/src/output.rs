@@ -42,6 +42,14 @@ pub(crate) fn note(text: impl fmt::Display) {
     LIVE.suspend(|| drop(writeln!(io::stderr(), "{text}")));
 }
 
+/// Notes that the path of a setting is about to be read: in the run directory of others it may be
+/// any file.
+pub(crate) fn note_outside(key: &str, path: &str) {
+    if !path.is_empty() {
+        note(format_args!("{key}: reads {}", path.replace(char::is_control, "\u{fffd}")));
+    }
+}
+
 /// Quotes a path as one word for a shell.
 pub(crate) fn word(path: &Path) -> String {
     let text = path.display().to_string();

@@ -6,7 +6,7 @@ use sparse24_run::run::{Damaged, Resume, Run, run_config};
 
 use crate::{
     failure::Failure,
-    output::note,
+    output::note_outside,
     signals::Signals,
     train::{self, Reporting},
 };
@@ -33,12 +33,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // For the thread count; the run reads its configuration again under its lock.
     let config = run_config(&args.run)?.with_settings(&args.settings)?;
-    // The run may come from others, and these may be any files.
-    let outside =
-        [("data.path", &config.data.path), ("run.flip_reference", &config.run.flip_reference)];
-    for (key, path) in outside.into_iter().filter(|(_, path)| !path.is_empty()) {
-        note(format_args!("{key}: reads {}", path.replace(char::is_control, "\u{fffd}")));
-    }
+    note_outside("data.path", &config.data.path);
+    note_outside("run.flip_reference", &config.run.flip_reference);
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
     let (allow, settings) = (args.allow.clone(), args.settings.clone());
     let how = Resume { damaged, allow, settings };

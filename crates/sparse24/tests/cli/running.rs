@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::Place;
+use crate::support::{Place, is_outside};
 
 /// Settings of a run of 600 steps of a few milliseconds, 500 of them sparse.
 pub(crate) const LONG: &str = "--set steps=600 --set model.d_model=32 --set model.d_ff=64 \
@@ -59,7 +59,7 @@ pub(crate) fn interrupted(
     let mut child = place.command(line).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
-    stderr.read_line(&mut lines).unwrap();
+    while lines.lines().all(is_outside) && stderr.read_line(&mut lines).unwrap() > 0 {}
     send(signal, &child);
     for _ in 1..times {
         while !lines.contains("; press Ctrl-C again") && !lines.contains("; send the signal again")

@@ -229,12 +229,18 @@ pub(crate) fn checkpoint(run: &str, step: u32) -> String {
 pub(crate) fn sentence(output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(!text.contains("panicked") && !text.contains('\u{1b}'), "{text}");
+    let text: String = text.split_inclusive('\n').filter(|line| !is_outside(line)).collect();
     let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("expected a line, found {text:?}"));
     assert!(
         !line.contains('\n') && !line.contains(". ") && !line.ends_with('.'),
         "expected one sentence, found {text}"
     );
     line.to_owned()
+}
+
+/// Whether a line names a path outside of a run that is about to be read.
+pub(crate) fn is_outside(line: &str) -> bool {
+    line.starts_with("data.path: reads ") || line.starts_with("run.flip_reference: reads ")
 }
 
 /// Whether `text` contains every part of `pattern` between `*`, in any order.
