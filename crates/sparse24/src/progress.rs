@@ -184,7 +184,7 @@ impl WorkProgress {
             bar.set_length(total);
             bar.set_position(done);
             bar.set_message(pace);
-        } else if self.printed.is_none_or(|at| at.elapsed() >= INTERVAL) {
+        } else if self.printed.unwrap_or(self.started).elapsed() >= INTERVAL {
             self.printed = Some(Instant::now());
             note(format_args!("{}: {} %{pace}", self.what, 100 * done / total.max(1)));
         }

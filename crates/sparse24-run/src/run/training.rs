@@ -253,7 +253,7 @@ impl Run {
             self.report(line, observer)?;
         }
         if step == self.config.warmup_end()
-            && let Some(share) = self.weak_decay()?
+            && let Some(share) = self.weak_decay()
         {
             let line = format!(
                 "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \

@@ -4,7 +4,6 @@
 //! a mask, and leaves mu where it is without decay: at about 1 or above.
 
 use super::{MetricsLog, Run};
-use crate::Error;
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 /// Less in the warm-up is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
@@ -14,21 +13,21 @@ impl Run {
     /// The share of its size by which decay alone moved a pruned weight in the sparse steps so far,
     /// if that is too little: the sum of lr lambda / r. Adam divides by r, on weights 1, on
     /// gradients about their root mean square after clipping.
-    pub(super) fn weak_decay(&self) -> Result<Option<f64>, Error> {
-        let Some(lambda) = self.config.lambda() else { return Ok(None) };
+    pub(super) fn weak_decay(&self) -> Option<f64> {
+        let lambda = self.config.lambda()?;
         let recipe = self.trainer.recipe();
         let is_divided = matches!(recipe.method.decay, MaskedDecay::OnGradients(_));
         let parameters: usize =
             self.trainer.parameters().iter().map(|parameter| parameter.weight.elements()).sum();
         let mut share = 0.0;
-        for metrics in MetricsLog::steps(&self.directory.metrics())? {
-            let metrics = metrics?;
+        // If the directory is gone, the next save says so.
+        for metrics in MetricsLog::read(&self.directory.metrics()).ok()? {
             let norm = f64::from(metrics.grad_norm.min(recipe.optimizer.clip));
             let r = if is_divided { norm / (parameters as f64).sqrt() } else { 1.0 };
             if metrics.phase == PhaseKind::Sparse && metrics.skipped.is_none() && r > 0.0 {
                 share += f64::from(metrics.lr) * f64::from(lambda) / r;
             }
         }
-        Ok((0.0 < share && share < WEAK).then_some(share))
+        (0.0 < share && share < WEAK).then_some(share)
     }
 }
