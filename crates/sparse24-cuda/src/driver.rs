@@ -10,9 +10,28 @@ use crate::{Error, error::driver_error, library::Library};
 /// The CUDA release that compiled kernels need.
 const REQUIRED: [i32; 2] = [13, 0];
 
+/// Functions of the first calls. cudarc panics where one is missing, as in a stub of the driver.
+const FIRST: [&str; 12] = [
+    "cuDriverGetVersion",
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxSetCurrent",
+    "cuStreamCreate",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+];
+
 /// Initializes the driver and returns the newest CUDA release that it supports: major, minor.
 pub(crate) fn start() -> Result<[i32; 2], Error> {
-    Library::Driver.load()?;
+    for name in FIRST {
+        // SAFETY: it is looked up and not called.
+        unsafe { Library::Driver.function::<unsafe extern "C" fn()>(name) }?;
+    }
     let mut version = 0;
     // SAFETY: the driver is loaded, and this call is allowed before initialization.
     unsafe { sys::cuDriverGetVersion(&mut version) }

@@ -192,6 +192,19 @@ pub fn create_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("create", path, e))
 }
 
+/// Checks that a directory can be made at this path, or is there.
+pub fn check_directory(path: &Path) -> Result<(), Error> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_dir() => {
+            Err(Error::file(path, "is a file, expected a new or empty folder; choose another"))
+        }
+        Err(_) if path.is_symlink() => {
+            Err(Error::file(path, "is a link that leads nowhere; remove it, or choose another"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Makes a directory and those above it, unless they exist.
 pub fn create_directories(path: &Path) -> Result<(), Error> {
     let make = || {
@@ -232,16 +245,18 @@ pub fn remove_directory(path: &Path) -> Result<(), Error> {
         .map_err(|e| Error::io("remove", path, e))
 }
 
+/// Opens a directory. Only Unix supports this.
+pub(crate) fn open_directory(path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    if let Some(at) = confined::resolve(path)? {
+        return Ok(File::from(at.enter()?));
+    }
+    File::open(path)
+}
+
 /// Returns when the names in the directory are on the device. Only Unix supports this.
 pub fn sync_directory(path: &Path) -> Result<(), Error> {
-    let sync = || {
-        #[cfg(unix)]
-        match confined::resolve(path)? {
-            Some(at) => File::from(at.enter()?).sync_all()?,
-            None => File::open(path)?.sync_all()?,
-        }
-        Ok(())
-    };
+    let sync = || if cfg!(unix) { open_directory(path)?.sync_all() } else { Ok(()) };
     fault::before(Operation::SyncDirectory(path))
         .and_then(|()| sync())
         .map_err(|e| Error::io("sync", path, e))

@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// Too little disk space; nothing was written.
     #[error(
-        "{}: {what} need {} of disk space, {} are free; free some, or keep less",
+        "{}: {what} need {} of disk space, {} are free; free some space",
         path.display(),
         mebibytes(*needed),
         mebibytes(*free)

@@ -42,7 +42,7 @@ mod weak_decay;
 mod tests;
 
 pub use components::{CausalLm, host_bytes, open_dataset, open_dataset_with, run_config};
-pub use directory::{RunDirectory, lock};
+pub use directory::{Lock, RunDirectory, lock};
 pub use identity::of_dataset;
 pub use imported::save_imported;
 pub use log::{Log, timestamp};

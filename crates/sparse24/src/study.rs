@@ -100,18 +100,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result<(), Failure> {
     let width = results.arms.iter().map(|arm| arm.name.len()).max().unwrap_or(0).max(3);
     let reference = format!("minus {}, 95 %", results.reference);
-    say!("{:<width$}  val loss      sd  {reference:<27}  flip rate     mu   tok/s    time", "arm");
+    say!(
+        "{:<width$}  validation loss      sd  {reference:<27}  flip rate     mu   tok/s    time",
+        "arm"
+    );
     for (at, arm) in results.arms.iter().enumerate() {
         let runs: Vec<_> = runs.iter().skip(at).step_by(results.arms.len()).flatten().collect();
         say!("{:<width$}  {}", arm.name, row(arm, &runs));
     }
     if let Some(best) = &results.best {
-        let left_out = best.left_out.as_ref().map_or_else(String::new, |left_out| {
+        // Where the reference is always the best, there is nothing to add.
+        let left_out = best.left_out.as_ref().filter(|out| out.by_seed.iter().any(|&d| d != 0.0));
+        let left_out = left_out.map_or_else(String::new, |left_out| {
             let by_seed: Vec<String> =
                 left_out.by_seed.iter().map(|difference| format!("{difference:+.4}")).collect();
             let reference = &results.reference;
             format!(
-                "; {reference} minus the best on the other seeds: {:+.4} (by seed {})",
+                "; {reference} minus the arm that is best on the other seeds: {:+.4} (by seed {})",
                 left_out.mean,
                 by_seed.join(" ")
             )
@@ -119,7 +124,7 @@ fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result<(), Failu
         let among =
             if best.among.len() < results.arms.len() { " that differ only in lambda" } else { "" };
         say!(
-            "\nlowest mean  {} of {}{among}{left_out}",
+            "\nbest arm     {} (lowest mean of {}{among}){left_out}",
             best.arm,
             counted(best.among.len(), "arm")
         );
@@ -154,7 +159,7 @@ fn row(arm: &Arm, runs: &[&RunResult]) -> String {
         runs => format!("  {} not finite", counted(runs, "run")),
     };
     format!(
-        "{:>8}  {:>6}  {difference:<27}  {:>9}  {:>5}  {:>6}  {:>4} s{failed}",
+        "{:>15}  {:>6}  {difference:<27}  {:>9}  {:>5}  {:>6}  {:>4} s{failed}",
         number(arm.val_loss.mean, 4),
         number(arm.val_loss.deviation, 4),
         number(arm.flip_rate, 6),

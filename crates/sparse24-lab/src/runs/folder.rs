@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     path::{Path, PathBuf},
 };
 
@@ -14,15 +13,14 @@ use serde::Serialize;
 use sparse24_run::{
     Error,
     disk::{self, Confined},
-    run,
+    run::{self, Lock},
 };
 
 /// A folder that only this process may write.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Closing it releases the lock.
-    _lock: File,
+    _lock: Lock,
     _confined: Confined,
 }
 
@@ -84,10 +82,7 @@ impl Folder {
         identity: &Identity,
         read: impl Fn(&Path) -> Result<Identity, Error>,
     ) -> Result<Self, Error> {
-        let refuse = |problem: String| Err(Error::file(path, problem));
-        if path.exists() && !path.is_dir() {
-            return refuse("is a file, expected a new or empty folder; choose another".into());
-        }
+        disk::check_directory(path)?;
         disk::create_directories(path)?;
         disk::sync_directory(disk::parent(path))?;
         let confined = disk::confine(path)?;
@@ -98,10 +93,11 @@ impl Folder {
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
             let names = disk::names(path)?;
             if let Some(found) = names.iter().find(|found| !ours.contains(&found.as_os_str())) {
-                return refuse(format!(
+                let problem = format!(
                     "already holds {found:?} but no {name}, expected a new or empty folder; \
                      choose another"
-                ));
+                );
+                return Err(Error::file(path, problem));
             }
         }
         let folder = Self { path: path.to_owned(), _lock: run::lock(path)?, _confined: confined };

@@ -31,8 +31,7 @@ const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, 
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
-    /// Closing it releases the lock.
-    _lock: File,
+    _lock: Lock,
     _confined: Confined,
 }
 
@@ -64,16 +63,10 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::File`] if it would not; [`Error::Io`].
     pub fn check_free(path: &Path) -> Result<(), Error> {
+        disk::check_directory(path)?;
         match path.is_dir() {
-            false if path.exists() => Err(Error::file(
-                path,
-                "is a file, expected a new or empty run directory; choose another",
-            )),
-            false if path.is_symlink() => {
-                Err(Error::file(path, "is a link that leads nowhere; remove it, or choose another"))
-            }
-            false => Ok(()),
             true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
+            false => Ok(()),
         }
     }
 
@@ -234,15 +227,29 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })
 }
 
-/// Locks a folder and writes this process's id to the lock file.
-pub fn lock(directory: &Path) -> Result<File, Error> {
+/// A folder that no other process locks until this is dropped: its file `lock`, which holds the id
+/// of this process and, where the file system allows it, the folder itself, since the file may be
+/// deleted meanwhile.
+#[derive(Debug)]
+pub struct Lock(#[allow(dead_code, reason = "held for its drop")] [Option<File>; 2]);
+
+/// Locks a folder.
+///
+/// # Errors
+/// [`Error::File`] if another process holds it; [`Error::Io`].
+pub fn lock(directory: &Path) -> Result<Lock, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
     let mut file = disk::open_as(&path, As::Lock)?;
     if !file.metadata().map_err(lock_error)?.is_file() {
         return Err(Error::file(path, "is not a regular file; remove it"));
     }
-    match file.try_lock() {
+    let folder = disk::open_directory(directory).ok();
+    let locked = match folder.as_ref().map(File::try_lock) {
+        Some(Err(TryLockError::WouldBlock)) => Err(TryLockError::WouldBlock),
+        _ => file.try_lock(),
+    };
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
@@ -261,5 +268,5 @@ pub fn lock(directory: &Path) -> Result<File, Error> {
         Err(TryLockError::Error(e)) => return Err(lock_error(e)),
     }
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(lock_error)?;
-    Ok(file)
+    Ok(Lock([Some(file), folder]))
 }

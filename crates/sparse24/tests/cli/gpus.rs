@@ -15,12 +15,14 @@ use crate::support::{Place, TINY, is_like};
 
 /// The folder of the compiled driver; none without a C compiler. It is not below a [`Place`]:
 /// folders in memory may not hold programs.
-static DRIVER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
+static DRIVER: LazyLock<Option<PathBuf>> = LazyLock::new(|| compiled("driver", &[]));
+
+fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/gpus/driver.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", source, "-o"]);
+    compiler.args(["-shared", "-fPIC", "-Wall", "-Wextra", source]).args(flags).arg("-o");
     match compiler.arg(folder.join("libcuda.so")).status() {
         Ok(status) => assert!(status.success(), "{compiler:?}"),
         Err(error) => {
@@ -29,7 +31,7 @@ static DRIVER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
         }
     }
     Some(folder)
-});
+}
 
 /// The folder of a copy of the driver with this name.
 fn copied(name: &str) -> Option<PathBuf> {
@@ -81,6 +83,17 @@ fn a_missing_part_of_a_gpu_is_named() {
         let line = format!("train {TINY} --backend cuda {more} --out run");
         refuses(&place, &[faults], &line, pattern);
     }
+}
+
+/// As in a stub of the driver.
+#[test]
+fn a_missing_function_of_the_driver_is_named() {
+    let place = Place::new();
+    let Some(folder) = compiled("incomplete-driver", &["-DcuDeviceGet=otherwise"]) else { return };
+    let folder = folder.to_str().unwrap();
+    let line = format!("train {TINY} --backend cuda --out run");
+    let pattern = "libcuda.so is not*no function cuDeviceGet; *release 580";
+    refuses(&place, &[("LD_LIBRARY_PATH", folder)], &line, pattern);
 }
 
 #[test]

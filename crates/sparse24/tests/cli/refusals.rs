@@ -104,6 +104,9 @@ fn two_processes_never_write_one_run() {
     assert_eq!(second.status.code(), Some(3));
     let error = sentence(&second);
     assert!(is_like(&error, &format!("next: *in use*{}", first.id())), "{error}");
+    fs::remove_file(place.path("next/lock")).unwrap();
+    let third = sentence(&place.command("resume next").output().unwrap());
+    assert!(!cfg!(unix) || is_like(&third, "next: *in use*"), "a lock is deleted: {third}");
     place.answer("eval next");
     first.kill().unwrap();
     first.wait().unwrap();

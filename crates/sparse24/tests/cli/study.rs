@@ -47,8 +47,8 @@ fn a_study_trains_its_runs_once() {
     let lines = place.read("s/study.csv");
     assert!(lines.starts_with("arm,seed,steps,") && lines.contains("\ndense,1,12,"), "{lines}");
     let answer = place.answer(&line("--out s"));
-    assert!(answer.starts_with("arm     val loss      sd  minus dense, 95 % "), "{answer}");
-    assert!(answer.contains("\nlowest mean  "), "{answer}");
+    assert!(answer.starts_with("arm     validation loss      sd  minus dense, 95 % "), "{answer}");
+    assert!(answer.contains("\nbest arm     "), "{answer}");
 
     let results = place.read("s/study.json");
     place.answer(&line("--out many --jobs 4 --keep results"));
