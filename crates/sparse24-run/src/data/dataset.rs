@@ -208,7 +208,7 @@ impl Dataset {
         let (train, needed) = (self.train.len(), context.saturating_add(1));
         if train < needed {
             let problem = format!(
-                "has {train} tokens to train on; a sequence length of {context} needs at least {needed}"
+                "has {train} tokens to train on; sequences of {context} need at least {needed}"
             );
             return Err(Error::file(&self.source, problem));
         }
