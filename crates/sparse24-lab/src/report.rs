@@ -45,16 +45,22 @@ pub const FILE: &str = "report.html";
 const QUICKSTART: &str = "quickstart";
 
 /// Writes the page of these run directories. A folder of `lambda-search` or `study` contributes its
-/// results and one run of each arm.
+/// results and one run of each arm. Returns the page's sentences about what is missing or damaged.
 ///
 /// # Errors
 /// [`Error::File`] if a path is not a run or `out` exists and is not a report; [`Error::Setting`]
 /// for no or too many runs; [`Error::Io`] if the page cannot be written.
-pub fn write(paths: &[PathBuf], out: &Path) -> Result<(), Error> {
-    let page = page(paths)?;
-    replace(out, &page, |text| {
+pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
+    let contents = Contents::read(paths, Unreadable::Refused)?;
+    replace(out, &document(&contents.title(), &contents.html(), None), |text| {
         text.starts_with("<!DOCTYPE html>") && text.contains("sparse24 report</title>")
-    })
+    })?;
+    let Contents { runs, mut problems, .. } = contents;
+    for run in runs {
+        let name = run.name.replace(char::is_control, "\u{fffd}");
+        problems.extend(run.problems.iter().map(|problem| format!("{name}: {problem}")));
+    }
+    Ok(problems)
 }
 
 /// Writes one figure of the page of these run directories as an SVG file; `quickstart` is the loss
@@ -77,11 +83,6 @@ fn replace(out: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> Result<(),
         return Err(Error::file(out, problem));
     }
     disk::write_atomically(out, text.as_bytes())
-}
-
-fn page(paths: &[PathBuf]) -> Result<String, Error> {
-    let contents = Contents::read(paths, Unreadable::Refused)?;
-    Ok(document(&contents.title(), &contents.html(), None))
 }
 
 /// The page of runs that may be under way, for a browser that follows them.

@@ -135,7 +135,7 @@ impl Progress {
     fn line(&self, metrics: &StepMetrics) -> String {
         let mut line = format!("{} loss {:.4}", metrics.phase, metrics.loss);
         if let Some(loss) = self.validation_loss {
-            line += &format!(" val {loss:.4}");
+            line += &format!(" validation {loss:.4}");
         }
         if let Some(rate) = self.flip_rate {
             line += &format!(" flip {rate:.5}");

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use sparse24_lab::report;
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::Failure,
+    output::{note, say},
+};
 
 /// Write a self-contained page about one or several runs, side by side; unfinished and damaged runs
 /// included
@@ -27,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| args.runs[0].join(report::FILE));
     match &args.figure {
         Some(figure) => report::write_figure(&args.runs, figure, &out)?,
-        None => report::write(&args.runs, &out)?,
+        None => report::write(&args.runs, &out)?.into_iter().for_each(note),
     }
     say!("{}", out.display());
     Ok(())

@@ -10,8 +10,9 @@ use std::{
 use roxmltree::{Document, Node};
 use serde_json::json;
 
-use super::{View, figure, page};
+use super::{Contents, FILE, Unreadable, View, document, figure, write};
 use sparse24_run::{
+    Error,
     checkpoint::PhaseKind,
     config::Config,
     run::{Instruments, LayerInstruments, StepMetrics},
@@ -147,6 +148,11 @@ fn figures(page: &str) -> Vec<&str> {
     page.split("<figure id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect()
 }
 
+fn page(paths: &[PathBuf]) -> Result<String, Error> {
+    let contents = Contents::read(paths, Unreadable::Refused)?;
+    Ok(document(&contents.title(), &contents.html(), None))
+}
+
 #[test]
 fn runs_side_by_side_have_all_figures() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,7 +220,10 @@ fn the_page_of_a_damaged_run_names_what_is_missing() {
     for name in ["metrics.jsonl", "config.toml"] {
         fs::remove_file(path.join(name)).unwrap();
     }
-    let empty = page(std::slice::from_ref(&path)).unwrap();
+    let out = path.join(FILE);
+    let noted = write(std::slice::from_ref(&path), &out).unwrap().join("\n");
+    assert!(noted.contains(": metrics.jsonl is missing, so there are no curves"), "{noted}");
+    let empty = fs::read_to_string(&out).unwrap();
     assert_eq!(figures(&empty), [""; 0]);
     assert!(check(&empty).contains("metrics.jsonl is missing, so there are no curves"));
     fs::remove_file(path.join("log.txt")).unwrap();
@@ -375,7 +384,7 @@ fn the_page_of_a_study_has_one_run_of_each_arm() {
         ],
     );
     fs::write(folder.path().join("study.json"), "{").unwrap();
-    let damaged = super::page(&[folder.path().to_owned()]).unwrap();
+    let damaged = self::page(&[folder.path().to_owned()]).unwrap();
     assert!(check(&damaged).contains("study.json is damaged"));
 }
 

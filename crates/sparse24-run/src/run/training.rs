@@ -18,6 +18,7 @@ use super::{
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
+    weak_decay::FEWEST_JUDGED,
 };
 use crate::{
     Error,
@@ -252,12 +253,12 @@ impl Run {
             );
             self.report(line, observer)?;
         }
-        if step == self.config.warmup_end()
+        if step == self.config.warmup_end().max(FEWEST_JUDGED)
             && let Some(share) = self.weak_decay()
         {
             let line = format!(
                 "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \
-                    in the warm-up, lambda {:e} alone moved a pruned weight by about {:.2} %; \
+                    lambda {:e} alone moved a pruned weight by about {:.2} % so far; \
                     `sparse24 lambda-search` finds a larger one",
                 self.config.method.lambda,
                 100.0 * share

@@ -6,7 +6,10 @@
 use super::{MetricsLog, Run};
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
-/// Less in the warm-up is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
+/// The first step after which the decay is judged, if the warm-up is shorter.
+pub(super) const FEWEST_JUDGED: u32 = 10;
+
+/// Less until then is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
 const WEAK: f64 = 0.1;
 
 impl Run {

@@ -211,7 +211,7 @@ fn decay_that_does_nothing_is_reported_after_the_warm_up() {
         ("--method sr-ste", true),
     ] {
         let notes = place.notes(&format!("train {TINY} {settings} --out run"));
-        let is_reported = |text: &str| text.contains("step 2: masked decay is too weak");
+        let is_reported = |text: &str| text.contains("step 10: masked decay is too weak");
         assert_eq!(is_reported(&notes), is_weak, "{settings}: {notes}");
         assert_eq!(is_reported(&place.read("run/log.txt")), is_weak, "{settings}");
         fs::remove_dir_all(place.path("run")).unwrap();
