@@ -8,25 +8,24 @@ use sparse24_core::op::Accumulate;
 
 use crate::{Error, check, math, simd::vectorised};
 
-/// Added to the variance.
-pub const EPSILON: f32 = 1e-5;
-
 /// Rows per task, and per partial sum of the parameter gradients.
 const ROWS: usize = 32;
 
 /// residual = x + delta; y = (residual - mean) * rstd * gamma + beta for each row.
 ///
 /// x, delta, residual, y `[p, c]`; gamma, beta `[c]`; stats `[p, 2]` holds the mean and rstd =
-/// 1 / sqrt(variance + [`EPSILON`]), with the variance divided by c (not c - 1). An absent delta or
+/// 1 / sqrt(variance + epsilon), with the variance divided by c (not c - 1). An absent delta or
 /// beta is 0. All operands are row-major and contiguous.
 ///
 /// # Errors
 /// [`Error::Shape`] if an operand does not fit x; [`Error::Layout`] if one is not contiguous.
+#[expect(clippy::too_many_arguments, reason = "an equation of eight operands")]
 pub fn norm_forward(
     x: ArrayView2<'_, f32>,
     delta: Option<ArrayView2<'_, f32>>,
     gamma: ArrayView1<'_, f32>,
     beta: Option<ArrayView1<'_, f32>>,
+    epsilon: f32,
     residual: ArrayViewMut2<'_, f32>,
     y: ArrayViewMut2<'_, f32>,
     stats: ArrayViewMut2<'_, f32>,
@@ -59,7 +58,7 @@ pub fn norm_forward(
             let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
             vectorised(
                 #[inline(always)]
-                || forward_rows(x, delta, gamma, beta, residual, y, stats),
+                || forward_rows(x, delta, gamma, beta, epsilon, residual, y, stats),
             );
         },
     );
@@ -68,11 +67,13 @@ pub fn norm_forward(
 
 /// The rows are independent of each other in each loop, so that the processor overlaps their sums.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the operands of norm_forward")]
 fn forward_rows(
     x: &[f32],
     delta: Option<&[f32]>,
     gamma: &[f32],
     beta: Option<&[f32]>,
+    epsilon: f32,
     residual: &mut [f32],
     y: &mut [f32],
     stats: &mut [f32],
@@ -92,7 +93,7 @@ fn forward_rows(
     }
     for (row, stats) in residual.chunks_exact(c).zip(&mut *stats) {
         let variance = math::sum(row, |x| (x - stats[0]) * (x - stats[0])) / c as f32;
-        stats[1] = 1.0 / (variance + EPSILON).sqrt();
+        stats[1] = 1.0 / (variance + epsilon).sqrt();
     }
     for ((row, y), &mut [mean, rstd]) in
         residual.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats)

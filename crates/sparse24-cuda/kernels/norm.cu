@@ -1,4 +1,5 @@
-// norm_forward: residual = x + delta; y = (residual - mean) * rstd * gamma + beta, by row
+// norm_forward: residual = x + delta; y = (residual - mean) * rstd * gamma + beta, by row,
+//      with rstd = 1 / sqrt(variance + epsilon)
 // norm_backward: with n = (residual - mean) * rstd and g = dy * gamma, dx (+)= rstd * (g - mean(g)
 //      - n * mean(g * n)); partial = each block's column sums of dy * n, then of dy
 // norm_parameters: dgamma, dbeta (+)= the sums over blocks, in order
@@ -14,8 +15,6 @@
 // ref  sparse24_cpu::norm, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "scalar.cuh"
-
-constexpr float EPSILON = 1e-5f;
 
 // Four consecutive elements.
 struct Vector {
@@ -53,7 +52,7 @@ __device__ __forceinline__ void row_sums(float (&sums)[N], float (*slots)[N], u3
 template <int WARPS>
 __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, const float4* gamma,
                                         const float4* beta, uint2* residual, uint2* y,
-                                        float2* stats, u64 rows, u32 vectors) {
+                                        float2* stats, u64 rows, u32 vectors, float epsilon) {
     constexpr int THREADS = 32 * WARPS, VECTORS = 8;
     __shared__ float slots[2][8][1];
     u32 place = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
@@ -95,7 +94,7 @@ __device__ __forceinline__ void forward(const uint2* x, const uint2* delta, cons
         for (int e = 0; e < 4; ++e) sum[0] += (a.at[e] - mean) * (a.at[e] - mean);
     }
     row_sums<WARPS>(sum, &slots[1][place * WARPS], place);
-    float rstd = 1.0f / sqrtf(sum[0] / float(4 * vectors) + EPSILON);
+    float rstd = 1.0f / sqrtf(sum[0] / float(4 * vectors) + epsilon);
     if (lane == 0) stats[row] = make_float2(mean, rstd);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -241,8 +240,8 @@ __device__ __forceinline__ void backward(const uint2* dy, const uint2* residual,
 #define FORWARD(name, warps)                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 4)                                           \
         name(const uint2* x, const uint2* delta, const float4* gamma, const float4* beta,          \
-             uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors) {                    \
-        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, vectors);                  \
+             uint2* residual, uint2* y, float2* stats, u64 rows, u32 vectors, float epsilon) {     \
+        forward<warps>(x, delta, gamma, beta, residual, y, stats, rows, vectors, epsilon);         \
     }
 FORWARD(norm_forward_1, 1)
 FORWARD(norm_forward_2, 2)

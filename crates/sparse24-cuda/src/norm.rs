@@ -14,8 +14,8 @@ use crate::{
 /// The widest row.
 pub const MAX_WIDTH: usize = 8192;
 
-/// residual = x + delta; y = (residual - mean) rstd gamma + beta for each row of c elements, with
-/// epsilon 1e-5. c is a multiple of 4.
+/// residual = x + delta; y = (residual - mean) rstd gamma + beta for each row of c elements, rstd =
+/// 1 / sqrt(variance + epsilon). c is a multiple of 4.
 #[derive(Debug, Clone, Copy)]
 pub struct NormForward {
     /// Input `[p, c]`.
@@ -26,6 +26,8 @@ pub struct NormForward {
     pub gamma: Matrix<f32>,
     /// Shift `[1, c]`; zero if absent.
     pub beta: Option<Matrix<f32>>,
+    /// Added to the variance.
+    pub epsilon: f32,
     /// Sum `[p, c]`, overwritten; may be x itself.
     pub residual: Matrix<bf16>,
     /// Normalized output `[p, c]`, overwritten.
@@ -68,7 +70,7 @@ pub struct NormBackward {
 /// [`Error::Gaps`]; [`Error::Shape`], also if c is not a multiple of 4; [`Error::TooLarge`] beyond
 /// [`MAX_WIDTH`]; [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
 pub fn norm_forward(device: &mut Device, op: &NormForward) -> Result<(), Error> {
-    let NormForward { x, delta, gamma, beta, residual, y, stats } = *op;
+    let NormForward { x, delta, gamma, beta, epsilon, residual, y, stats } = *op;
     let shape @ [rows, width] = x.shape();
     let mut checks = device.checks("norm forward");
     checks
@@ -94,7 +96,7 @@ pub fn norm_forward(device: &mut Device, op: &NormForward) -> Result<(), Error> 
     device.launch(
         kernels::entry(&format!("norm_forward_{warps}")),
         Grid::line(blocks, 256),
-        &arguments![x, delta, gamma, beta, residual, y, stats, rows as u64, vectors],
+        &arguments![x, delta, gamma, beta, residual, y, stats, rows as u64, vectors, epsilon],
     )
 }
 

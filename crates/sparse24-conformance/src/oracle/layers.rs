@@ -79,18 +79,24 @@ pub struct Normed {
     pub y: Matrix,
     /// (x - mean) * rstd.
     pub n: Matrix,
-    /// 1 / sqrt(variance + 1e-5).
+    /// 1 / sqrt(variance + epsilon).
     pub rstd: Vec<f64>,
 }
 
 /// y = LayerNorm(x) gamma + beta.
-pub fn norm(a: &mut Arithmetic, x: &Matrix, gamma: &Matrix, beta: Option<&Matrix>) -> Normed {
+pub fn norm(
+    a: &mut Arithmetic,
+    x: &Matrix,
+    gamma: &Matrix,
+    beta: Option<&Matrix>,
+    epsilon: f32,
+) -> Normed {
     let (p, c) = x.dim();
     let (mut y, mut n, mut rstd) = (Matrix::zeros((p, c)), Matrix::zeros((p, c)), vec![0.0; p]);
     for i in 0..p {
         let mean = a.sum(x.row(i).iter().map(|x| x / c as f64));
         let variance = a.sum(x.row(i).iter().map(|x| (x - mean).powi(2) / c as f64));
-        let root = (variance + f64::from(1e-5_f32)).sqrt().recip();
+        let root = (variance + f64::from(epsilon)).sqrt().recip();
         rstd[i] = a.rounded(root, 4.0, root);
         for j in 0..c {
             n[[i, j]] = (x[[i, j]] - mean) * rstd[i];

@@ -49,7 +49,7 @@ fn shape_errors_name_the_operand() {
     let norm = || {
         let [x, mut residual, mut y, mut stats] = [[2, 3], [2, 3], [2, 3], [2, 2]].map(zeros);
         let [residual, y, stats] = [&mut residual, &mut y, &mut stats].map(|x| x.view_mut());
-        norm_forward(x.view(), None, zeros([1, 4]).row(0), None, residual, y, stats)
+        norm_forward(x.view(), None, zeros([1, 4]).row(0), None, 1e-5, residual, y, stats)
     };
     let step = |g: [usize; 2], rows| {
         let mut state = [[6, 8]; 3].map(zeros);

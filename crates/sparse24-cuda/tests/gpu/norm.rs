@@ -37,6 +37,7 @@ fn overlapping_calls_are_the_same_as_separate_ones() {
                     delta: Some(y),
                     gamma,
                     beta: None,
+                    epsilon: 1e-5,
                     residual,
                     y: dy,
                     stats,
@@ -87,7 +88,16 @@ fn a_bad_row_spoils_only_itself() {
             let stats = Poisoned::new(device, [shape[0], 2]).matrix;
             norm_forward(
                 device,
-                &NormForward { x, delta: None, gamma, beta: None, residual: x, y: y.matrix, stats },
+                &NormForward {
+                    x,
+                    delta: None,
+                    gamma,
+                    beta: None,
+                    epsilon: 1e-5,
+                    residual: x,
+                    y: y.matrix,
+                    stats,
+                },
             )
             .expect("queued");
             let y = y.read(device);
@@ -107,7 +117,16 @@ fn bad_rows_are_refused() {
             let stats = device.alloc("stats", [3, 2]).expect("memory");
             norm_forward(
                 device,
-                &NormForward { x, delta: None, gamma, beta: None, residual: x, y, stats },
+                &NormForward {
+                    x,
+                    delta: None,
+                    gamma,
+                    beta: None,
+                    epsilon: 1e-5,
+                    residual: x,
+                    y,
+                    stats,
+                },
             )
         };
         assert_eq!(refused(forward(6, 3)), ("shape", "x"));

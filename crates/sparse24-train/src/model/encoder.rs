@@ -50,6 +50,9 @@ pub struct EncoderSpec {
 /// Standard deviation of the initial weights.
 const DEVIATION: f32 = 0.02;
 
+/// Added to the variances of norms.
+const EPSILON: f32 = 1e-5;
+
 impl EncoderSpec {
     pub(super) fn extents(&self) -> Extents {
         let &Self { d_model, heads, d_ff, activation, .. } = self;
@@ -112,7 +115,7 @@ impl Encoder {
         let positions = Some(("position.weight", sequence_length));
         let embedding =
             Embedding::new(builder, ("word.weight", vocabulary), positions, d, DEVIATION)?;
-        let norm = Norm::new(builder, "norm", d, Bias::Present)?;
+        let norm = Norm::new(builder, "norm", d, Bias::Present, EPSILON)?;
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
         let embedded = NormActivations::new(builder, "norm", x)?;
@@ -225,12 +228,12 @@ impl Block {
         let of = |part: &str| format!("layer.{layer}.{part}");
         let names = ["attention.q", "attention.kv", "attention.out"].map(of);
         let attention = Attention::new(builder, &spec.attention(&names))?;
-        let norm_1 = Norm::new(builder, &of("norm_1"), d_model, Bias::Present)?;
+        let norm_1 = Norm::new(builder, &of("norm_1"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["mlp.up", "mlp.down"].map(of), Bias::Present);
         let deviations = [DEVIATION; 2];
         let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
         let mlp = Ffn::new(builder, mlp)?;
-        let norm_2 = Norm::new(builder, &of("norm_2"), d_model, bias)?;
+        let norm_2 = Norm::new(builder, &of("norm_2"), d_model, bias, EPSILON)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];
         let mut kept_norm = |part: &str| {
             let x = builder.activation(&of(&format!("{part} x")), d_model)?;

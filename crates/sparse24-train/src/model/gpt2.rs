@@ -56,6 +56,9 @@ pub const TOKEN_TABLE: &str = "wte.weight";
 /// sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
 
+/// Added to the variances of norms.
+const EPSILON: f32 = 1e-5;
+
 /// The model with its activations.
 #[derive(Debug)]
 pub struct Gpt2 {
@@ -114,7 +117,7 @@ impl Gpt2 {
             };
             blocks.push(Block::new(builder, spec, layer, x, shared)?);
         }
-        let norm = Norm::new(builder, "ln_f", d, spec.bias)?;
+        let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
         let head = Head::tied(builder, &embedding)?;
         let x = builder.activation("ln_f x", d)?;
         let last = NormActivations::new(builder, "ln_f", x)?;
@@ -288,10 +291,10 @@ impl Block {
     ) -> Result<Self, Error> {
         let Gpt2Spec { d_model, d_ff, activation, bias, .. } = spec;
         let of = |part: &str| format!("h.{layer}.{part}");
-        let ln_1 = Norm::new(builder, &of("ln_1"), d_model, bias)?;
+        let ln_1 = Norm::new(builder, &of("ln_1"), d_model, bias, EPSILON)?;
         let names = ["attn.c_attn", "attn.c_proj"].map(of);
         let attention = Attention::new(builder, &spec.attention(&names))?;
-        let ln_2 = Norm::new(builder, &of("ln_2"), d_model, bias)?;
+        let ln_2 = Norm::new(builder, &of("ln_2"), d_model, bias, EPSILON)?;
         let names = ["mlp.c_fc", "mlp.c_proj"].map(of);
         let deviations = spec.deviations();
         let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };

@@ -21,6 +21,7 @@ use crate::{
 pub struct Norm {
     gamma: Handle,
     beta: Option<Handle>,
+    epsilon: f32,
 }
 
 /// Activations kept for the backward pass.
@@ -54,7 +55,13 @@ impl NormActivations {
 
 impl Norm {
     /// Allocates gamma = 1 and, with a bias, beta = 0.
-    pub fn new(builder: &mut Builder<'_>, name: &str, d: usize, bias: Bias) -> Result<Self, Error> {
+    pub fn new(
+        builder: &mut Builder<'_>,
+        name: &str,
+        d: usize,
+        bias: Bias,
+        epsilon: f32,
+    ) -> Result<Self, Error> {
         let gamma = builder.parameter(ParameterSpec::vector(format!("{name}.weight"), d, 1.0))?;
         let beta = match bias {
             Bias::Absent => None,
@@ -62,7 +69,7 @@ impl Norm {
                 Some(builder.parameter(ParameterSpec::vector(format!("{name}.bias"), d, 0.0))?)
             }
         };
-        Ok(Self { gamma, beta })
+        Ok(Self { gamma, beta, epsilon })
     }
 
     /// y = LayerNorm(x).
@@ -107,6 +114,6 @@ impl Norm {
 
     fn operation(&self, NormActivations { x, y, stats }: NormActivations) -> NormForward {
         let beta = self.beta.map(|beta| beta.weight);
-        NormForward { x, gamma: self.gamma.weight, beta, y, stats }
+        NormForward { x, gamma: self.gamma.weight, beta, epsilon: self.epsilon, y, stats }
     }
 }

@@ -150,7 +150,7 @@ impl Pass<'_> {
 
     pub(super) fn norm(&mut self, name: &str, x: &Matrix) -> Normed {
         let beta = self.weights.get(&format!("{name}.bias"));
-        layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta)
+        layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta, 1e-5)
     }
 
     pub(super) fn norm_backward(

@@ -152,7 +152,7 @@ impl CpuBackend {
             let (x, gamma) = (cpu.buffers.view(op.x), cpu.buffers.row(op.gamma));
             let beta = op.beta.map(|t| cpu.buffers.row(t));
             let copy = scratch_view(scratch, x.dim());
-            norm_forward(x, None, gamma, beta, copy, y, stats)
+            norm_forward(x, None, gamma, beta, op.epsilon, copy, y, stats)
         })
     }
 
@@ -168,7 +168,8 @@ impl CpuBackend {
         self.write([add.out, norm.y, norm.stats], |cpu, [sum, y, stats]| {
             let [x, delta] = [add.x, add.delta].map(|t| cpu.buffers.view(t));
             let beta = norm.beta.map(|t| cpu.buffers.row(t));
-            norm_forward(x, Some(delta), cpu.buffers.row(norm.gamma), beta, sum, y, stats)
+            let gamma = cpu.buffers.row(norm.gamma);
+            norm_forward(x, Some(delta), gamma, beta, norm.epsilon, sum, y, stats)
         })?;
         Ok(true)
     }

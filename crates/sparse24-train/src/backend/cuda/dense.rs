@@ -161,6 +161,7 @@ impl CudaBackend {
             delta: sum.map(|[_, delta]| self.buffers.activations(delta)),
             gamma: self.buffers.floats(op.gamma),
             beta: op.beta.map(|t| self.buffers.floats(t)),
+            epsilon: op.epsilon,
             residual,
             y: self.buffers.activations(op.y),
             stats: self.buffers.floats(op.stats),

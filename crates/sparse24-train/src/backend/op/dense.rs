@@ -144,7 +144,7 @@ pub struct Add {
     pub out: Tensor,
 }
 
-/// y = LayerNorm(x) * gamma + beta, epsilon 1e-5 (Ba et al. 2016).
+/// y = (x - mean) / sqrt(variance + epsilon) * gamma + beta for each row (Ba et al. 2016).
 #[derive(Debug, Clone, Copy)]
 pub struct NormForward {
     /// `[p, d]`.
@@ -153,6 +153,8 @@ pub struct NormForward {
     pub gamma: Tensor,
     /// `[1, d]`; zero if absent.
     pub beta: Option<Tensor>,
+    /// At least 0.
+    pub epsilon: f32,
     /// `[p, d]`, overwritten.
     pub y: Tensor,
     /// Mean and reciprocal standard deviation `[p, 2]`, overwritten.
