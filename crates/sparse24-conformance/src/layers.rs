@@ -14,7 +14,7 @@ use sparse24_train::backend::{
 
 use super::{
     ADDRESS, Bench, Draw, LOSS_SCALE, Matrix, Output,
-    products::{accumulate, added},
+    products::{accumulate, added, plus_row},
     transposed,
 };
 use crate::oracle::{arithmetic::Arithmetic, layers};
@@ -304,16 +304,18 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
     });
 }
 
-/// Loss and gradients, a few rows of logits at a time, with ignored targets and smoothing.
+/// Loss and gradients, a few rows of logits at a time, with ignored targets, smoothing and a bias.
 pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     bench.tame();
     let [p, d, vocabulary, chunk] = draw.sizes;
     let vocabulary = vocabulary.max(2);
     let [trains, add, ignores, smoothed] = draw.options;
+    let biased = draw.batch == 2;
     let (p, d) = (p.max(1), bench.columns(d));
     let (x, x_host) = bench.activation(p, d);
     let (embedding, e_host) = bench.parameter([vocabulary, d]);
     let e_host = bench.storage.rounded(&e_host);
+    let (bias, bias_host) = bench.bias(vocabulary);
     let mut targets = bench.random_ids(p, vocabulary);
     if ignores {
         targets[0] = HeadLoss::IGNORE;
@@ -327,11 +329,17 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     if !add {
         dembedding.before = Some(Matrix::from_elem(before.dim(), f64::NAN));
     }
-    let gradients =
-        HeadGradients { dx: dx.tensor, dembedding: dembedding.tensor, accumulate: accumulate(add) };
+    let dbias = bench.sum("db", [1, vocabulary], add);
+    let gradients = HeadGradients {
+        dx: dx.tensor,
+        dembedding: dembedding.tensor,
+        dbias: biased.then_some(dbias.tensor),
+        accumulate: accumulate(add),
+    };
     let op = HeadLoss {
         x,
         embedding,
+        bias: biased.then_some(bias),
         targets: bench.ids(&targets),
         smoothing,
         logits,
@@ -340,9 +348,14 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     };
     let storage = bench.storage;
     let of_loss = loss.tensor;
-    let outputs = if trains { vec![loss, dx, dembedding] } else { vec![loss] };
+    let bias_before = dbias.before.clone().filter(|_| add);
+    let mut outputs = if trains { vec![loss, dx, dembedding] } else { vec![loss] };
+    outputs.extend((trains && biased).then_some(dbias));
     let checked = bench.check(&outputs, &[op.into()], |a| {
-        let logits = storage.product(a, &x_host, &transposed(&e_host));
+        let mut logits = storage.product(a, &x_host, &transposed(&e_host));
+        if biased {
+            logits = plus_row(a, &logits, &bias_host);
+        }
         let logits = storage.between(a, &logits);
         let (sum, dlogits) =
             layers::loss(a, &logits, &targets, smoothing.into(), LOSS_SCALE.into());
@@ -353,7 +366,12 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         let dlogits = storage.between(a, &dlogits);
         let dx = storage.product(a, &dlogits, &e_host);
         let de = storage.product(a, &transposed(&dlogits), &x_host);
-        vec![sum, dx, added(a, add.then_some(&before), de, p + 2)]
+        let db = a.column_sums(&dlogits);
+        let mut sums = vec![sum, dx, added(a, add.then_some(&before), de, p + 2)];
+        if biased {
+            sums.push(added(a, bias_before.as_ref(), db, p + 2));
+        }
+        sums
     });
     if !checked {
         return;

@@ -33,6 +33,11 @@ pub(super) fn added(
     })
 }
 
+/// z + b for each row.
+pub(super) fn plus_row(a: &mut Arithmetic, z: &Matrix, b: &Matrix) -> Matrix {
+    a.plus(z, &Matrix::from_shape_fn(z.dim(), |(_, j)| b[[0, j]]))
+}
+
 /// W, or S(W) under a transposable mask, as a product reads it.
 fn weight(bench: &mut Bench<'_>, shape: [usize; 2], pruned: bool) -> (Weight, Tensor, Matrix) {
     let (t, w) = bench.parameter(shape);
@@ -76,7 +81,7 @@ pub(super) fn linear_forward(bench: &mut Bench<'_>, draw: &Draw) {
     bench.check(&outputs, &ops, |a| {
         let mut z = storage.product(a, &x_host, &transposed(&w_host));
         if biased {
-            z = a.plus(&z, &Matrix::from_shape_fn((p, r), |(_, j)| bias_host[[0, j]]));
+            z = plus_row(a, &z, &bias_host);
         }
         if !activated {
             return vec![z];
@@ -160,7 +165,7 @@ pub(super) fn bias_grad(bench: &mut Bench<'_>, draw: &Draw) {
     });
 }
 
-/// out = x E^T, a product of any number of ids.
+/// out = x E^T + b, a product of any number of ids.
 pub(super) fn logits(bench: &mut Bench<'_>, draw: &Draw) {
     bench.finite();
     let [p, d, vocabulary, _] = draw.sizes;
@@ -170,7 +175,12 @@ pub(super) fn logits(bench: &mut Bench<'_>, draw: &Draw) {
     let (embedding, e_host) = bench.parameter([vocabulary, d]);
     let e_host = bench.storage.rounded(&e_host);
     let out = bench.output("out", p, vocabulary);
-    let op = Logits { x, embedding, out: out.tensor };
+    let biased = draw.options[0];
+    let (bias, bias_host) = bench.bias(vocabulary);
+    let op = Logits { x, embedding, bias: biased.then_some(bias), out: out.tensor };
     let storage = bench.storage;
-    bench.check(&[out], &[op.into()], |a| vec![storage.product(a, &x_host, &transposed(&e_host))]);
+    bench.check(&[out], &[op.into()], |a| {
+        let logits = storage.product(a, &x_host, &transposed(&e_host));
+        vec![if biased { plus_row(a, &logits, &bias_host) } else { logits }]
+    });
 }

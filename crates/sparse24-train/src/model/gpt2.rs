@@ -118,7 +118,7 @@ impl Gpt2 {
             blocks.push(Block::new(builder, spec, layer, x, shared)?);
         }
         let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
-        let head = Head::tied(builder, &embedding)?;
+        let head = Head::tied(builder, &embedding, builder.batch().tokens())?;
         let x = builder.activation("ln_f x", d)?;
         let last = NormActivations::new(builder, "ln_f", x)?;
         let tokens = [builder.batch().tokens(), 1];

@@ -15,10 +15,11 @@ use crate::{
     },
 };
 
-/// Logits x E^T, and their cross-entropy.
+/// Logits x E^T + b, and their cross-entropy.
 #[derive(Debug)]
 pub struct Head {
     table: Handle,
+    bias: Option<Handle>,
     smoothing: f32,
     buffers: HeadBuffers,
 }
@@ -28,9 +29,9 @@ pub struct Head {
 pub struct HeadBuffers {
     /// Scratch `[rows at a time, V]`.
     pub logits: Tensor,
-    /// Target ids `[p, 1]`.
+    /// Target ids `[rows, 1]`.
     pub targets: Tensor,
-    /// One f32: the sum of the tokens' losses.
+    /// One f32: the sum of the rows' losses.
     pub loss: Tensor,
 }
 
@@ -39,9 +40,20 @@ pub struct HeadBuffers {
 const ROWS: usize = 4096;
 
 impl Head {
-    /// A head tied to an embedding.
-    pub fn tied(builder: &mut Builder<'_>, embedding: &Embedding) -> Result<Self, Error> {
-        Self::of_table(builder, embedding.token_table(), 0.0)
+    /// A head tied to an embedding, for at most `rows` predictions.
+    pub fn tied(
+        builder: &mut Builder<'_>,
+        embedding: &Embedding,
+        rows: usize,
+    ) -> Result<Self, Error> {
+        Self::of_table(builder, embedding.token_table(), 0.0, rows)
+    }
+
+    /// This head with a bias of the logits, which starts at zero.
+    pub fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
+        let vocabulary = self.table.weight.shape[0];
+        let bias = Some(builder.parameter(ParameterSpec::vector(name, vocabulary, 0.0))?);
+        Ok(Self { bias, ..self })
     }
 
     /// A head with a table `[V, d]` of its own, trained with label smoothing in `[0, 1)`.
@@ -50,20 +62,25 @@ impl Head {
         spec: ParameterSpec,
         smoothing: f32,
     ) -> Result<Self, Error> {
-        let table = builder.parameter(spec)?;
-        Self::of_table(builder, table, smoothing)
+        let (table, rows) = (builder.parameter(spec)?, builder.batch().tokens());
+        Self::of_table(builder, table, smoothing, rows)
     }
 
-    fn of_table(builder: &mut Builder<'_>, table: Handle, smoothing: f32) -> Result<Self, Error> {
-        let (p, vocabulary) = (builder.batch().tokens(), table.weight.shape[0]);
+    fn of_table(
+        builder: &mut Builder<'_>,
+        table: Handle,
+        smoothing: f32,
+        rows: usize,
+    ) -> Result<Self, Error> {
+        let vocabulary = table.weight.shape[0];
         let mut alloc =
             |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);
         let buffers = HeadBuffers {
-            logits: alloc("logits", [p.min(ROWS), vocabulary], DType::Activation)?,
-            targets: alloc("targets", [p, 1], DType::U32)?,
+            logits: alloc("logits", [rows.min(ROWS), vocabulary], DType::Activation)?,
+            targets: alloc("targets", [rows, 1], DType::U32)?,
             loss: alloc("loss", [1, 1], DType::F32)?,
         };
-        Ok(Self { table, smoothing, buffers })
+        Ok(Self { table, bias: None, smoothing, buffers })
     }
 
     /// Its buffers.
@@ -74,7 +91,7 @@ impl Head {
 
     /// The summed loss, without gradients or label smoothing.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let op = self.operation(pass, x, 0.0, None);
+        let op = self.operation(x, 0.0, None);
         pass.run(op)
     }
 
@@ -86,27 +103,24 @@ impl Head {
         dx: Tensor,
     ) -> Result<(), Error> {
         let dembedding = self.table.gradient;
-        let gradients = HeadGradients { dx, dembedding, accumulate: pass.accumulate };
-        let op = self.operation(pass, x, self.smoothing, Some(gradients));
+        let dbias = self.bias.map(|bias| bias.gradient);
+        let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
+        let op = self.operation(x, self.smoothing, Some(gradients));
         pass.run(op)
     }
 
     /// The logits of one row of x.
     pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
         let out = self.buffers.logits.first_rows(1);
-        pass.run(Logits { x, embedding: self.table.weight, out })?;
+        let bias = self.bias.map(|bias| bias.weight);
+        pass.run(Logits { x, embedding: self.table.weight, bias, out })?;
         pass.backend.download(out)
     }
 
-    fn operation(
-        &self,
-        pass: &Pass<'_>,
-        x: Tensor,
-        smoothing: f32,
-        gradients: Option<HeadGradients>,
-    ) -> HeadLoss {
+    fn operation(&self, x: Tensor, smoothing: f32, gradients: Option<HeadGradients>) -> HeadLoss {
         let HeadBuffers { logits, targets, loss } = self.buffers;
-        let (embedding, targets) = (self.table.weight, pass.rows(targets));
-        HeadLoss { x, embedding, targets, smoothing, logits, loss, gradients }
+        let (embedding, bias) = (self.table.weight, self.bias.map(|bias| bias.weight));
+        let targets = targets.first_rows(x.shape[0]);
+        HeadLoss { x, embedding, bias, targets, smoothing, logits, loss, gradients }
     }
 }

@@ -23,9 +23,9 @@ use crate::{
     backend::{
         Arithmetic, Gradient24, Op, Tensor, Weight24,
         op::{
-            Add, AttentionBackward, AttentionForward, DenseOp, Embed, EmbedBackward, EmbedForward,
-            Fill, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, NormBackward,
-            NormForward, UpdateOp, Weight,
+            Add, AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
+            EmbedForward, Fill, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
+            NormBackward, NormForward, UpdateOp, Weight,
         },
     },
 };
@@ -63,7 +63,7 @@ impl CpuBackend {
             DenseOp::Logits(op) => self.linear_forward(&LinearForward {
                 x: op.x,
                 weight: Weight::Dense(op.embedding),
-                bias: None,
+                bias: op.bias,
                 z: op.out,
             }),
             DenseOp::Dropout(op) => self.write([op.x], |cpu, [x]| {
@@ -279,7 +279,7 @@ impl CpuBackend {
             let (x, targets) = (op.x.rows(rows.clone()), op.targets.rows(rows.clone()));
             let logits = op.logits.first_rows(rows.len());
             let weight = Weight::Dense(op.embedding);
-            self.linear_forward(&LinearForward { x, weight, bias: None, z: logits })?;
+            self.linear_forward(&LinearForward { x, weight, bias: op.bias, z: logits })?;
             let scale = op.gradients.map_or(0.0, |_| self.state.loss_scale);
             self.write([logits], |cpu, [logits]| {
                 let (targets, ignore) = (cpu.buffers.ids(targets), Some(HeadLoss::IGNORE));
@@ -290,6 +290,9 @@ impl CpuBackend {
                 let accumulate = if start == 0 { gradients.accumulate } else { Accumulate::Add };
                 let (dz, dw) = (Gradient::Dense(logits), gradients.dembedding);
                 self.linear_wgrad(&LinearWgrad { dz, x, dw, accumulate })?;
+                if let Some(db) = gradients.dbias {
+                    self.dense(&DenseOp::BiasGrad(BiasGrad { dz: logits, db, accumulate }))?;
+                }
                 let dx = gradients.dx.rows(rows);
                 self.linear_dgrad(&LinearDgrad { dz: logits, weight, dx })?;
             }

@@ -48,6 +48,8 @@ impl Buffers {
     ) -> Result<Tensor, Error> {
         device.set_purpose(region.name());
         let tall = if rows == 1 { 1 } else { padded(rows) };
+        // A bias of the logits is added to their padding too.
+        let wide = if rows == 1 { padded(columns) } else { columns };
         let (data, stride) = match (dtype, region) {
             (DType::U32, _) => (Data::Ids(device.alloc(name, [rows, columns])?), columns),
             (DType::Activation, _) => {
@@ -55,7 +57,7 @@ impl Buffers {
             }
             (DType::F32, Region::Parameters) => {
                 let (values, copy) =
-                    (device.alloc(name, [tall, columns])?, device.alloc(name, [tall, columns])?);
+                    (device.alloc(name, [tall, columns])?, device.alloc(name, [tall, wide])?);
                 (Data::Weight { values, copy }, columns)
             }
             (DType::F32, Region::Gradients) => {
@@ -90,7 +92,7 @@ impl Buffers {
         self.tall_copy_of(t).rectangle(t.offset, t.shape, t.stride)
     }
 
-    /// The bf16 copy of a table, with its padding rows.
+    /// The bf16 copy of a table or vector, with its padding.
     pub(super) fn tall_copy_of(&self, t: Tensor) -> Matrix<bf16> {
         match &self.0[t.buffer].data {
             Data::Weight { copy, .. } => *copy,

@@ -51,10 +51,11 @@ impl CudaBackend {
             }
             DenseOp::EmbedBackward(EmbedBackward(op)) => self.embed_backward(op),
             DenseOp::HeadLoss(op) => self.head_loss(op),
-            DenseOp::Logits(Logits { x, embedding, out }) => {
+            DenseOp::Logits(Logits { x, embedding, bias, out }) => {
                 let (x, z) = (self.buffers.activations(*x), self.buffers.wide_activations(*out));
                 let weight = self.buffers.tall_copy_of(*embedding);
-                let op = gemm::LinearForward { x, weight, bias: None, z };
+                let bias = bias.map(|bias| self.buffers.tall_copy_of(bias));
+                let op = gemm::LinearForward { x, weight, bias, z };
                 Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
             }
             DenseOp::Dropout(op) => {
@@ -226,13 +227,19 @@ impl CudaBackend {
 
     fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
         let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
-        let losses = grown(&mut self.gpu, &mut self.scratch.floats, [p, 1])?;
+        let dbias = op.gradients.and_then(|gradients| gradients.dbias);
+        // Losses outlive the sums of the bias's gradient.
+        let sums = dbias.map_or([0, 0], |_| bias::bias_grad_scratch(op.logits.shape));
+        let scratch = [p + sums[0] * sums[1], 1];
+        let scratch = grown(&mut self.gpu, &mut self.scratch.floats, scratch)?;
+        let losses = scratch.rows(0..p);
         let weight = self.buffers.tall_copy_of(op.embedding);
+        let bias = op.bias.map(|bias| self.buffers.tall_copy_of(bias));
         for start in (0..p).step_by(chunk) {
             let rows = start..p.min(start + chunk);
             let x = self.buffers.activations(op.x.rows(rows.clone()));
             let logits = self.buffers.wide_activations(op.logits.first_rows(rows.len()));
-            let product = gemm::LinearForward { x, weight, bias: None, z: logits };
+            let product = gemm::LinearForward { x, weight, bias, z: logits };
             self.gemm.linear_forward(&mut self.gpu, &product)?;
             let loss = loss::HeadLoss {
                 logits,
@@ -250,6 +257,13 @@ impl CudaBackend {
             let dw = self.buffers.tall_floats(gradients.dembedding);
             let wgrad = gemm::LinearWgrad { dz: logits, x, dw, accumulate };
             self.gemm.linear_wgrad(&mut self.gpu, &wgrad)?;
+            if let Some(db) = dbias {
+                let dz = self.buffers.activations(op.logits.first_rows(rows.len()));
+                let sums = bias::bias_grad_scratch(dz.shape());
+                let scratch = scratch.rows(p..p + sums[0] * sums[1]).reshaped(sums);
+                let db = self.buffers.floats(db);
+                bias::bias_grad(&mut self.gpu, dz, db, accumulate, scratch)?;
+            }
             let dx = self.buffers.activations(gradients.dx.rows(rows));
             let dgrad = gemm::LinearDgrad { dz: logits, weight, dx };
             self.gemm.linear_dgrad(&mut self.gpu, &dgrad)?;

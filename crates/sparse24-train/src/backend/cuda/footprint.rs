@@ -54,7 +54,11 @@ impl Footprint for CudaFootprint {
                 attention::backward_scratch(shape)
             }
             DenseOp::EmbedBackward(EmbedBackward(op)) => EmbedScratch::pieces_shape(op.rows.shape),
-            DenseOp::HeadLoss(HeadLoss { x, .. }) => [x.shape[0], 1],
+            DenseOp::HeadLoss(HeadLoss { x, logits, gradients, .. }) => {
+                let biased = gradients.is_some_and(|gradients| gradients.dbias.is_some());
+                let sums = if biased { bias::bias_grad_scratch(logits.shape) } else { [0, 0] };
+                [x.shape[0] + sums[0] * sums[1], 1]
+            }
             _ => [0, 0],
         };
         let order = match op {

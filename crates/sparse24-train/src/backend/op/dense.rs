@@ -240,13 +240,15 @@ pub struct EmbedForward(pub Embed);
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedBackward(pub Embed);
 
-/// Sum over tokens of the cross-entropy of softmax(x E^T) against the targets.
+/// Sum over tokens of the cross-entropy of softmax(x E^T + b) against the targets.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLoss {
     /// `[p, d]`.
     pub x: Tensor,
     /// E `[V, d]`, V at least 2.
     pub embedding: Tensor,
+    /// b `[1, V]`; zero if absent.
+    pub bias: Option<Tensor>,
     /// Token ids `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
     pub targets: Tensor,
     /// Label smoothing in `[0, 1)`.
@@ -272,17 +274,21 @@ pub struct HeadGradients {
     pub dx: Tensor,
     /// `[V, d]`.
     pub dembedding: Tensor,
-    /// Whether dembedding is overwritten or added to.
+    /// `[1, V]`, if there is a bias.
+    pub dbias: Option<Tensor>,
+    /// Whether dembedding and dbias are overwritten or added to.
     pub accumulate: Accumulate,
 }
 
-/// out = x E^T.
+/// out = x E^T + b.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits {
     /// `[p, d]`.
     pub x: Tensor,
     /// E `[V, d]`, V at least 2.
     pub embedding: Tensor,
+    /// b `[1, V]`; zero if absent.
+    pub bias: Option<Tensor>,
     /// `[p, V]`, overwritten.
     pub out: Tensor,
 }
