@@ -161,6 +161,7 @@ impl<T: Element> Compressed24<T> {
     /// If the group is outside the matrix.
     #[must_use]
     pub fn pattern(&self, row: usize, group: usize) -> Pattern {
+        assert!(2 * group < self.values.ncols(), "a row has no group {group}");
         Pattern::from_nibble(self.nibble(row, group))
             .expect("every nibble of a compressed matrix is a pattern")
     }

@@ -32,9 +32,13 @@ impl Mask {
     ///
     /// # Errors
     /// [`Error::NotTiled`] unless both dimensions are multiples of 4.
+    ///
+    /// # Panics
+    /// If there are more tiles than memory can address.
     pub fn empty(rows: usize, columns: usize) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
-        Ok(Self { rows, columns, tiles: vec![0; rows / 4 * (columns / 4)] })
+        let tiles = (rows / 4).checked_mul(columns / 4).expect("a mask fits in memory");
+        Ok(Self { rows, columns, tiles: vec![0; tiles] })
     }
 
     /// A mask from row-major tiles of any structure.
@@ -44,7 +48,7 @@ impl Mask {
     /// there are `rows*columns/16` tiles.
     pub fn from_tiles(rows: usize, columns: usize, tiles: Vec<u16>) -> Result<Self, Error> {
         check_tiled("mask", [rows, columns])?;
-        let expected = rows / 4 * (columns / 4);
+        let expected = (rows / 4).saturating_mul(columns / 4);
         if tiles.len() != expected {
             return Err(Error::Length { operation: "mask", expected, found: tiles.len() });
         }

@@ -95,7 +95,7 @@ pub enum Accumulate {
 pub struct AdamW {
     /// Decay rate of the first moment, in `[0, 1)`.
     pub beta1: f32,
-    /// Decay rate of the second moment, in `[0, 1)`; 1 freezes it.
+    /// Decay rate of the second moment, in `[0, 1)`; 1 freezes one that is not zero.
     pub beta2: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,

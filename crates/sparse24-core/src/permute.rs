@@ -61,7 +61,8 @@ pub fn shuffled(rows: usize, stream: Stream, candidate: u32) -> Vec<u32> {
 /// entry per row.
 ///
 /// # Panics
-/// If `order` is not a permutation of the rows.
+/// If `order` names a row that is not there. It should be a permutation: a row that it leaves out
+/// keeps nothing, and of groups that share a row each keeps its two.
 pub fn permuted_mask<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,

@@ -1,4 +1,4 @@
-//! Checks of operands, made by every kernel before it starts.
+//! Checks of operands, which fail before a result is written.
 
 use ndarray::{ArrayBase, ArrayView, ArrayViewMut, Dimension, Ix1, Ix2, RawData};
 

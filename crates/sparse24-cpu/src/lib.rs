@@ -3,7 +3,7 @@
 //! The sparse kernels have the names of [`sparse24_core`] and give its results bit for bit, for any
 //! number of threads and at every SIMD level. The dense kernels give the same bits for any number
 //! of threads at one SIMD level. The caller allocates outputs; every element of an output is
-//! overwritten unless its operation says otherwise.
+//! overwritten unless its operation says otherwise or an operand is empty.
 #![deny(unsafe_code)]
 
 pub mod activation;

@@ -14,7 +14,8 @@ use crate::{Error, check, tasks};
 /// [`Error::Shape`] unless both masks have the shape of `w` and `order` has one entry per row.
 ///
 /// # Panics
-/// If `order` is not a permutation of the rows.
+/// If `order` names a row that is not there. It should be a permutation: a row that it leaves out
+/// keeps nothing, and of groups that share a row each keeps its two.
 pub fn permuted_mask<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,

@@ -33,7 +33,7 @@ mod tokens;
 pub use ahead::ReadAhead;
 pub use batch::{Draw, EvaluationWindows};
 pub use corpus::{Corpus, VALIDATION_FRACTION};
-pub use dataset::Dataset;
+pub use dataset::{Dataset, Source};
 pub use fingerprint::Progress;
 pub use folder::{Opening, Scan, is_shards, tokenizer_of};
 pub use prepare::{HeldOut, Preparation};

@@ -25,7 +25,8 @@ pub use preset::{PRESETS, Preset};
 pub struct Method {
     /// Name of its row in [`PRESETS`].
     pub name: &'static str,
-    /// d_ff as a share of the model's.
+    /// d_ff as a share of the model's. Whoever sizes the model applies it: a trainer takes the d_ff
+    /// of its recipe's model as it is.
     pub width: Fraction,
     /// Steps between mask searches.
     pub refresh: Refresh,

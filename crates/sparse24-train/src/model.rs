@@ -89,6 +89,42 @@ impl ModelSpec {
         }
     }
 
+    /// Refuses sizes of which no model can be built, for sequences of this length.
+    pub(crate) fn check(&self, sequence_length: usize) -> Result<(), Error> {
+        let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
+        let of_heads = format!("{TILED}, and of model.heads {heads}");
+        let rows = [
+            ("model.heads", heads, heads > 0, "at least 1".to_owned()),
+            ("model.d_model", d_model, d_model > 0 && d_model.is_multiple_of(4), of_heads),
+            ("model.d_ff", d_ff, d_ff > 0 && d_ff.is_multiple_of(4), TILED.to_owned()),
+            (
+                "model.heads",
+                heads,
+                d_model.checked_rem(heads) == Some(0),
+                format!("a divisor of model.d_model {d_model}"),
+            ),
+            (
+                "model.sequence_length",
+                sequence_length,
+                (1..=longest).contains(&sequence_length),
+                format!("at least 1 and at most {longest}"),
+            ),
+            ("the vocabulary", self.vocabulary(), self.vocabulary() > 0, "an id".to_owned()),
+        ];
+        rows.into_iter().try_for_each(|(key, found, is_fine, expected)| {
+            let problem = || format!("expected {expected}, found {found}");
+            let error = || Error::Setting { key: key.to_owned(), problem: problem() };
+            if is_fine { Ok(()) } else { Err(error()) }
+        })
+    }
+
+    fn extents(&self) -> Extents {
+        match self {
+            Self::Gpt2(spec) => spec.extents(),
+            Self::Encoder(spec) => spec.extents(),
+        }
+    }
+
     /// The declarations of all parameters, in order.
     ///
     /// # Errors
@@ -117,10 +153,7 @@ impl ModelSpec {
     /// The sizes that a backend may limit, for batches of this shape.
     #[must_use]
     pub fn requirements(&self, batch: BatchShape, dropout: f32) -> Vec<Requirement> {
-        let Extents { d_model, heads, d_ff, activation } = match self {
-            Self::Gpt2(spec) => spec.extents(),
-            Self::Encoder(spec) => spec.extents(),
-        };
+        let Extents { d_model, heads, d_ff, activation, .. } = self.extents();
         let product = |sizes: &[usize]| sizes.iter().fold(1_usize, |p, &n| p.saturating_mul(n));
         let tokens = product(&[batch.size, batch.sequence_length]);
         let columns_in = activation.columns_in();
@@ -158,8 +191,11 @@ struct Extents {
     d_model: usize,
     heads: usize,
     d_ff: usize,
+    longest: usize,
     activation: Activation,
 }
+
+const TILED: &str = "a multiple of 4, for 4x4 tiles";
 
 /// Which linear layers masks may prune.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 pub use crate::error::DataError;
-use crate::{backend::op::HeadLoss, nn::BatchShape};
+use crate::{Error, backend::op::HeadLoss, nn::BatchShape};
 
 /// The inputs and targets of a micro-batch on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,9 +15,10 @@ pub struct Batch {
     /// Target ids, the shape of `tokens`;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none.
     pub targets: Vec<u32>,
-    /// Tokens of each sequence that are no padding; empty if all are.
+    /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it:
+    /// padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
-    /// Targets that count.
+    /// Targets that are not [`IGNORE`](HeadLoss::IGNORE).
     pub counted: usize,
 }
 
@@ -27,6 +28,29 @@ impl Batch {
         let Self { tokens, targets, lengths, counted } = self;
         [tokens, targets, lengths].into_iter().for_each(Vec::clear);
         *counted = 0;
+    }
+
+    /// Refuses a batch that does not consist of whole sequences of this shape.
+    pub(crate) fn check(&self, shape: BatchShape) -> Result<(), Error> {
+        let BatchShape { size, sequence_length } = shape;
+        let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
+        let lengths = if self.lengths.is_empty() { 0 } else { size };
+        for (operand, expected, found) in [
+            ("tokens", [size, sequence_length], self.tokens.len()),
+            ("targets", [size, sequence_length], self.targets.len()),
+            ("lengths", [lengths, 1], self.lengths.len()),
+            ("the number of targets that count", [found, 1], self.counted),
+        ] {
+            if expected[0] * expected[1] != found {
+                return Err(Error::Operand {
+                    operation: "batch",
+                    operand,
+                    expected,
+                    found: [found, 1],
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Next-token prediction: of windows of `sequence_length + 1` tokens, the first are inputs and
@@ -67,7 +91,7 @@ impl MaskedLm {
     /// `lengths` is filled in if it is empty.
     ///
     /// # Panics
-    /// If the tokens are not whole sequences.
+    /// If the tokens are not whole sequences, or have other lengths than sequences.
     pub fn mask(&self, step: u32, micro_step: u32, sequence_length: usize, batch: &mut Batch) {
         let Batch { tokens, targets, lengths, counted } = batch;
         assert!(tokens.len().is_multiple_of(sequence_length), "tokens are whole sequences");
@@ -96,8 +120,8 @@ impl MaskedLm {
 
 /// Where the batches of training come from.
 pub trait Objective {
-    /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0). Fails only if
-    /// the data cannot be read.
+    /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0): as many
+    /// sequences, of the length, that the recipe says. Fails only if the data cannot be read.
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError>;
 }
 

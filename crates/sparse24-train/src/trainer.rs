@@ -96,6 +96,15 @@ impl Recipe {
     /// # Errors
     /// [`Error::Setting`] names the first key that is wrong.
     pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
+        self.model.check(self.batch.sequence_length)?;
+        let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.into(), problem });
+        if self.batch.size == 0 {
+            return refuse("batch.size", "expected at least 1, found 0".to_owned());
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let problem = format!("expected a number in [0, 1), found {}", self.dropout);
+            return refuse("model.dropout", problem);
+        }
         self.method.check(self.steps)?;
         check_method(&self.method, capabilities)?;
         let requirements = self.model.requirements(self.batch, self.dropout);
@@ -107,10 +116,7 @@ impl Recipe {
 fn check_method(method: &Method, capabilities: &Capabilities) -> Result<(), Error> {
     let refuse = |key: &str, choice: &str| {
         let backend = capabilities.backend;
-        let problem = format!(
-            "the backend {backend} has no kernel for {choice} yet; use --backend cpu or another \
-             method"
-        );
+        let problem = format!("the backend {backend} has no kernel for {choice}; use another");
         Err(Error::Setting { key: key.to_owned(), problem })
     };
     for phase in &method.phases {
@@ -313,12 +319,18 @@ impl Trainer {
         self.interrupt = flag;
     }
 
+    /// Whether the flag of [`Self::interrupt_on`] is set.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+
     /// One optimizer step.
     ///
     /// # Errors
     /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite;
-    /// [`Error::Interrupted`], which leaves the state as it was before the step; errors from the
-    /// backend.
+    /// [`Error::Interrupted`], which leaves the state as it was before the step;
+    /// [`Error::Operand`] for a batch of another shape than the recipe's; errors from the backend.
     pub fn train_step(
         &mut self,
         objective: &dyn Objective,
@@ -407,18 +419,24 @@ impl Trainer {
     }
 
     /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase),
-    /// at most `size` sequences at a time, which is at most the micro-batch.
+    /// at most `size` sequences at a time.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; errors from the backend.
+    /// [`Error::Interrupted`]; [`Error::Operand`] for a batch of another shape than was asked for;
+    /// errors from the backend.
+    ///
+    /// # Panics
+    /// If `size` is 0 or more than a micro-batch has.
     pub fn evaluate(&mut self, data: &dyn Evaluation, size: usize) -> Result<Metrics, Error> {
         let phase = *self.phase();
         let mut metrics = Metrics::default();
+        assert!((1..=self.recipe.batch.size).contains(&size), "{size} sequences do not fit");
         for first in (0..data.sequences()).step_by(size) {
             check_interrupt(&self.interrupt)?;
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
             data.fill(first, shape, &mut self.batch)?;
+            self.batch.check(shape)?;
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
             model.upload(&mut **backend, batch)?;
             let pass = recipe.pass(&mut **backend, &phase);
@@ -434,7 +452,11 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
+    ///
+    /// # Panics
+    /// If the prompt is empty.
     pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
+        assert!(!prompt.is_empty(), "a prompt has a token");
         let phase = *self.phase();
         let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
         let shape = BatchShape { size: 1, sequence_length: window.len() };
@@ -472,6 +494,7 @@ impl Trainer {
     fn prepare_batch(&mut self, objective: &dyn Objective, state: StepState) -> Result<(), Error> {
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
         objective.fill(state.step, state.micro_step, batch)?;
+        batch.check(recipe.batch)?;
         let targets =
             batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation_steps.get());
         backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;

@@ -6,8 +6,10 @@ use sparse24_core::{
 };
 use sparse24_train::{
     Error, ErrorKind,
+    backend::Capabilities,
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
-    model::{ActivationCheckpointing, ModelSpec},
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec},
+    nn::BatchShape,
     objective::{Batch, DataError, Objective},
     optim::AdamVariant,
     schedule::{Decay, Schedule},
@@ -333,5 +335,58 @@ fn the_learning_rate_rises_and_falls() {
         };
         let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step));
         assert_eq!(rates, [0.2, 0.8, 1.0, middle, 0.1, 0.1, 0.1], "{decay:?}");
+    }
+}
+
+#[test]
+fn recipes_and_batches_that_do_not_fit_are_refused() {
+    let recipe = fixture::recipe(Method::dense());
+    let shaped = |change: &dyn Fn(&mut Gpt2Spec)| {
+        let mut recipe = recipe.clone();
+        fixture::change(&mut recipe, change);
+        recipe
+    };
+    let shape = recipe.batch;
+    for (recipe, expected) in [
+        (shaped(&|spec| spec.heads = 0), "model.heads: expected at least 1"),
+        (shaped(&|spec| spec.heads = 3), "model.heads: expected a divisor of model.d_model 8"),
+        (shaped(&|spec| spec.d_model = 18), "model.d_model: expected a multiple of 4"),
+        (shaped(&|spec| spec.d_ff = 0), "model.d_ff: expected a multiple of 4"),
+        (shaped(&|spec| spec.vocabulary = 0), "the vocabulary: expected"),
+        (shaped(&|spec| spec.sequence_length = 6), "model.sequence_length: expected at least 1"),
+        (Recipe { batch: BatchShape { size: 0, ..shape }, ..recipe.clone() }, "batch.size: "),
+        (Recipe { dropout: 2.0, ..recipe.clone() }, "model.dropout: expected a number in [0, 1)"),
+    ] {
+        let error = recipe.check(&Capabilities::unlimited("cpu")).expect_err("not trainable");
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+
+    let mut trainer = fixture::trainer(cpu(), &recipe);
+    let before = bits(&mut trainer);
+    for change in [
+        (|batch| batch.clear()) as fn(&mut Batch),
+        |batch| batch.tokens.truncate(14),
+        |batch| batch.targets.push(0),
+        |batch| batch.lengths.push(7),
+        |batch| batch.counted -= 1,
+    ] {
+        let changed = Changed { noise: Noise::of(&recipe), change };
+        let error = trainer.train_step(&changed, FlipSampling::Skip).expect_err("no batch");
+        assert!(matches!(error, Error::Operand { operation: "batch", .. }), "{error}");
+        assert!(bits(&mut trainer) == before, "the weights were updated");
+    }
+}
+
+/// Batches of another shape.
+struct Changed {
+    noise: Noise,
+    change: fn(&mut Batch),
+}
+
+impl Objective for Changed {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
+        self.noise.fill(step, micro_step, batch)?;
+        (self.change)(batch);
+        Ok(())
     }
 }

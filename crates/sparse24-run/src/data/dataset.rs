@@ -24,7 +24,20 @@ pub struct Dataset {
     tokenizer: Option<Tokenizer>,
     fingerprint: Hash,
     source: PathBuf,
+    /// None if it was made of parts.
+    opened: Option<Source>,
     scan: Option<Scan>,
+}
+
+/// The data of a run, before it is opened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// The embedded corpus, if absent.
+    pub path: Option<PathBuf>,
+    /// How text becomes tokens: as bytes, if absent.
+    pub kind: Option<TokenizerKind>,
+    /// Share of a text, at its end, that is the validation split.
+    pub validation: f64,
 }
 
 impl Dataset {
@@ -39,28 +52,32 @@ impl Dataset {
         kind: Option<TokenizerKind>,
         validation: f64,
     ) -> Result<Self, Error> {
-        Self::open_scanned(path, kind, validation, Opening::default())
+        let path = path.map(Path::to_owned);
+        Self::open_scanned(Source { path, kind, validation }, Opening::default())
     }
 
     /// Like [`Dataset::open`], with the result of an earlier start or a display of progress.
     ///
     /// # Errors
     /// Like [`Dataset::open`].
-    pub fn open_scanned(
-        path: Option<&Path>,
-        kind: Option<TokenizerKind>,
-        validation: f64,
-        opening: Opening<'_>,
-    ) -> Result<Self, Error> {
-        let corpus = match path {
-            None => Corpus::embedded(),
-            Some(folder) if is_shards(folder) => {
-                return Self::from_shards(folder, kind, None, opening);
-            }
-            Some(path) => Corpus::open(path)?,
+    pub fn open_scanned(source: Source, opening: Opening<'_>) -> Result<Self, Error> {
+        let Source { path, kind, validation } = &source;
+        let read = |corpus: &Corpus| {
+            let kind = kind.unwrap_or(TokenizerKind::Byte);
+            Self::from_corpus(corpus, Tokenizer::for_text(kind, corpus.text())?, *validation)
         };
-        let tokenizer = Tokenizer::for_text(kind.unwrap_or(TokenizerKind::Byte), corpus.text())?;
-        Self::from_corpus(&corpus, tokenizer, validation)
+        let dataset = match path {
+            None => read(&Corpus::embedded()),
+            Some(folder) if is_shards(folder) => Self::from_shards(folder, *kind, None, opening),
+            Some(path) => read(&Corpus::open(path)?),
+        };
+        Ok(Self { opened: Some(source), ..dataset? })
+    }
+
+    /// Whether it was opened from this source.
+    #[must_use]
+    pub fn is_of(&self, source: &Source) -> bool {
+        self.opened.as_ref() == Some(source)
     }
 
     /// Like [`Dataset::open`], with a tokenizer at hand instead of a kind: how a run sees other
@@ -109,7 +126,8 @@ impl Dataset {
         let fingerprint = content(vocabulary, Some(&tokenizer), &splits, None)?;
         let [train, validation] = splits;
         let (tokenizer, source) = (Some(tokenizer), corpus.source().to_owned());
-        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, scan: None })
+        let (opened, scan) = (None, None);
+        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, opened, scan })
     }
 
     /// A prepared folder (`train.bin`, `val.bin`, `tokenizer.json`), or one of foreign shards
@@ -142,7 +160,8 @@ impl Dataset {
         let Folder { splits, vocabulary, tokenizer, fingerprint, scan } =
             Folder::open(folder, kind, vocabulary, opening)?;
         let [train, validation] = splits;
-        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, scan })
+        let opened = None;
+        Ok(Self { train, validation, vocabulary, tokenizer, fingerprint, source, opened, scan })
     }
 
     /// The scan of foreign shards, to be kept beside the run.
@@ -375,7 +394,8 @@ mod tests {
                 Ok(())
             };
             let opening = Opening { scan, progress: Some(progress) };
-            let dataset = Dataset::open_scanned(Some(root.path()), None, 0.1, opening).unwrap();
+            let source = Source { path: Some(root.path().into()), kind: None, validation: 0.1 };
+            let dataset = Dataset::open_scanned(source, opening).unwrap();
             (dataset, read)
         };
         let (first, read) = open(None);

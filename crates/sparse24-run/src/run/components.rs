@@ -7,7 +7,7 @@ use super::directory::CONFIG;
 use crate::{
     Error,
     config::{Config, DataConfig},
-    data::{Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan},
+    data::{Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source},
     disk, machine,
 };
 use sparse24_train::{
@@ -74,10 +74,15 @@ pub(super) fn record_scan(run: &Path, scan: &Scan) -> Result<(), Error> {
     disk::write_atomically(&run.join(SCAN), &text)
 }
 
-fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+/// The data that a configuration names.
+pub(super) fn data_source(config: &Config) -> Source {
     let DataConfig { path, tokenizer, validation_share, .. } = &config.data;
-    let path = (!path.is_empty()).then(|| Path::new(path));
-    let dataset = Dataset::open_scanned(path, Some(*tokenizer), *validation_share, opening)?;
+    let path = (!path.is_empty()).then(|| path.into());
+    Source { path, kind: Some(*tokenizer), validation: *validation_share }
+}
+
+fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+    let dataset = Dataset::open_scanned(data_source(config), opening)?;
     dataset.check_context(config.model.sequence_length)?;
     Ok(dataset)
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{dataset_of, new_trainer, record_scan, run_config},
+    components::{data_source, dataset_of, new_trainer, record_scan, run_config},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
@@ -65,13 +65,20 @@ impl Run {
     /// directory, after checking everything.
     ///
     /// # Errors
-    /// Errors from the configuration, the inputs and the directory; nothing is left behind.
+    /// Errors from the configuration, the inputs and the directory; [`Error::Setting`] for a
+    /// dataset that was opened for another configuration. Nothing is left behind.
     pub fn start(
         mut config: Config,
         dataset: Dataset,
         Given { weights: initial, plans, lambda }: Given<'_>,
         path: &Path,
     ) -> Result<Self, Error> {
+        config.check()?;
+        if !dataset.is_of(&data_source(&config)) {
+            let problem = "the dataset was opened for another configuration, so a resume would \
+                not find it; open it with open_dataset";
+            return Err(Error::setting("data", problem));
+        }
         let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;

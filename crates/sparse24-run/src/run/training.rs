@@ -18,7 +18,6 @@ use super::{
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
-    weak_decay::FEWEST_JUDGED,
 };
 use crate::{
     Error,
@@ -122,7 +121,8 @@ impl Run {
     }
 
     /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask
-    /// the observer for its request.
+    /// the observer for its request. The observer clears the flag, see [`Observer::asked`]; if it
+    /// leaves the flag set, training ends with [`Error::Interrupted`].
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.trainer.interrupt_on(flag);
     }
@@ -165,17 +165,22 @@ impl Run {
                     self.conclude(&metrics, observer)?;
                     last = Some(metrics);
                 }
-                Err(Error::Interrupted) => {}
+                Err(Error::Interrupted) => {
+                    if self.is_interrupted(observer)? {
+                        return Ok(Ended::Stopped { step: self.trainer.step() });
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
         let measured = last.as_ref().and_then(|metrics| metrics.val_loss);
         let val_loss = loop {
             match measured.map_or_else(|| self.evaluate(observer), Ok) {
-                Err(Error::Interrupted) if self.is_stopped(observer)? => {
-                    return Ok(Ended::Stopped { step: self.trainer.step() });
+                Err(Error::Interrupted) => {
+                    if self.is_interrupted(observer)? {
+                        return Ok(Ended::Stopped { step: self.trainer.step() });
+                    }
                 }
-                Err(Error::Interrupted) => {}
                 ended => break ended?,
             }
         };
@@ -203,6 +208,16 @@ impl Run {
             self.save()?;
         }
         Ok(asked == Asked::Stop)
+    }
+
+    /// Serves the request that interrupted a step or an evaluation; returns whether to stop.
+    fn is_interrupted(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
+        let is_stopped = self.is_stopped(observer)?;
+        // Otherwise the next step would end at once too, and the one after it.
+        if !is_stopped && self.trainer.is_interrupted() {
+            return Err(Error::Interrupted);
+        }
+        Ok(is_stopped)
     }
 
     /// Does the next step with its metrics, or completes the metrics of the last one. If
@@ -253,9 +268,7 @@ impl Run {
             );
             self.report(line, observer)?;
         }
-        if step == self.config.warmup_end().max(FEWEST_JUDGED)
-            && let Some(share) = self.weak_decay()
-        {
+        if let Some(share) = self.weak_decay(step) {
             let line = format!(
                 "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \
                     lambda {:e} alone moved a pruned weight by about {:.2} % so far; \

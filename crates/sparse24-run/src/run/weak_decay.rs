@@ -7,7 +7,7 @@ use super::{MetricsLog, Run};
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 /// The first step after which the decay is judged, if the warm-up is shorter.
-pub(super) const FEWEST_JUDGED: u32 = 10;
+const FEWEST_JUDGED: u32 = 10;
 
 /// Less until then is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
 const WEAK: f64 = 0.1;
@@ -16,7 +16,12 @@ impl Run {
     /// The share of its size by which decay alone moved a pruned weight in the sparse steps so far,
     /// if that is too little: the sum of lr lambda / r. Adam divides by r, on weights 1, on
     /// gradients about their root mean square after clipping.
-    pub(super) fn weak_decay(&self) -> Option<f64> {
+    ///
+    /// It is judged after one step, the last of the warm-up.
+    pub(super) fn weak_decay(&self, step: u32) -> Option<f64> {
+        if step != self.config.warmup_end().max(FEWEST_JUDGED) {
+            return None;
+        }
         let lambda = self.config.lambda()?;
         let recipe = self.trainer.recipe();
         let is_divided = matches!(recipe.method.decay, MaskedDecay::OnGradients(_));

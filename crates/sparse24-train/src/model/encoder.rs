@@ -55,8 +55,8 @@ const EPSILON: f32 = 1e-5;
 
 impl EncoderSpec {
     pub(super) fn extents(&self) -> Extents {
-        let &Self { d_model, heads, d_ff, activation, .. } = self;
-        Extents { d_model, heads, d_ff, activation }
+        let &Self { d_model, heads, d_ff, sequence_length: longest, activation, .. } = self;
+        Extents { d_model, heads, d_ff, longest, activation }
     }
 
     fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {

@@ -256,8 +256,8 @@ impl Kept {
 
 impl Gpt2Spec {
     pub(super) fn extents(&self) -> Extents {
-        let &Self { d_model, heads, d_ff, activation, .. } = self;
-        Extents { d_model, heads, d_ff, activation }
+        let &Self { d_model, heads, d_ff, sequence_length: longest, activation, .. } = self;
+        Extents { d_model, heads, d_ff, longest, activation }
     }
 
     fn deviations(&self) -> [f32; 2] {

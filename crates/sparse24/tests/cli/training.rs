@@ -115,7 +115,7 @@ fn plain_lines_are_printed_without_a_terminal() {
     {
         let start = format!("step {step}/12 {phase} loss ");
         let line = lines.iter().find(|line| line.starts_with(&start)).expect("a line");
-        assert!(line.contains(" val ") && line.contains(" flip ") == has_flip, "{err}");
+        assert!(line.contains(" validation ") && line.contains(" flip ") == has_flip, "{err}");
     }
     assert!(lines.iter().any(|line| line.starts_with("step 10: sparse training ends")), "{err}");
     assert!(lines.last().unwrap().ends_with("ETA 0:00"), "{err}");

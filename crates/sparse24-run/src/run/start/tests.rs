@@ -1,14 +1,13 @@
 //! Starts and imports when the disk fails, or the process dies, at any file operation; identities.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, sync::Arc};
 
 use super::*;
 use crate::{
     checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
-    data::Corpus,
     disk::fault::{self, Fault, Plan},
-    run::save_imported,
+    run::{open_dataset, save_imported},
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{estimate::estimate, model::Sparsify};
@@ -24,10 +23,7 @@ fn tiny(method: &str) -> Config {
 }
 
 fn dataset() -> Dataset {
-    let folder = tempfile::tempdir().unwrap();
-    let text = folder.path().join("text");
-    fs::write(&text, "to be or not to be ".repeat(9)).unwrap();
-    Dataset::from_corpus(&Corpus::open(&text).unwrap(), Tokenizer::Byte, 0.2).unwrap()
+    open_dataset(&tiny("dense")).unwrap()
 }
 
 /// The checkpoint of step 0.
@@ -81,6 +77,41 @@ fn a_start_or_an_import_that_fails_leaves_nothing() {
             assert!(checkpoint::load(&first).unwrap().weights == given);
         }
     });
+}
+
+#[test]
+fn a_run_that_could_not_be_resumed_is_not_started() {
+    let changed = |change: &dyn Fn(&mut Config)| {
+        let mut config = tiny("dense");
+        change(&mut config);
+        config
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for (config, key) in [
+        (changed(&|config| config.steps = 0), "steps"),
+        (changed(&|config| config.batch.size = 0), "batch.size"),
+        (changed(&|config| config.model.dropout = f32::NAN), "model.dropout"),
+        (changed(&|config| config.model.heads = 3), "model.heads"),
+        (changed(&|config| config.model.d_ff = 18), "model.d_ff"),
+        (changed(&|config| config.data.validation_share = 0.3), "data"),
+        (changed(&|config| config.data.path = "elsewhere".to_owned()), "data"),
+    ] {
+        let path = folder.path().join("run");
+        let Err(error) = Run::start(config, dataset(), Given::default(), &path) else {
+            panic!("{key}: it started");
+        };
+        assert!(matches!(&error, Error::Setting { key: found, .. } if found == key), "{error}");
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_flag_that_nobody_clears_ends_the_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let mut run = Run::start(tiny("dense"), dataset(), Given::default(), &path).unwrap();
+    run.interrupt_on(Arc::new(true.into()));
+    assert!(matches!(run.train(&mut ()), Err(Error::Interrupted)));
 }
 
 #[test]
