@@ -8,7 +8,8 @@ use sparse24_train::backend::{
     DType, Extent, Op, Region, Tensor,
     op::{
         ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, DropoutOp,
-        Embed, EmbedBackward, EmbedForward, HeadGradients, HeadLoss, NormBackward, NormForward,
+        Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients, HeadLoss, NormBackward,
+        NormForward, ScatterRows,
     },
 };
 
@@ -406,4 +407,37 @@ pub(super) fn dropout(bench: &mut Bench<'_>, draw: &Draw) {
     let found = bench.download(tensor);
     let zero = |x: &Matrix| x.map(|&x| x == 0.0);
     assert_eq!(zero(&found), zero(&oracle(&mut Arithmetic::Exact)), "other elements are dropped");
+}
+
+/// Rows by number, among them no row, and their way back: exact copies.
+pub(super) fn rows(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [p, _, columns, every] = draw.sizes;
+    let columns = bench.columns(columns);
+    // Different rows, in no order.
+    let mut numbers: Vec<u32> = (0..p as u32).step_by(every).collect();
+    if draw.options[0] {
+        numbers.reverse();
+    }
+    if draw.options[1] {
+        numbers.push(HeadLoss::IGNORE);
+    }
+    let rows = bench.ids(&numbers);
+    let (x, x_host) = bench.activation(p, columns);
+    let out = bench.output("out", numbers.len(), columns);
+    let op = GatherRows { x, rows, out: out.tensor };
+    bench.check(&[out], &[op.into()], |_| {
+        vec![Matrix::from_shape_fn((numbers.len(), columns), |(i, j)| {
+            if numbers[i] == HeadLoss::IGNORE { 0.0 } else { x_host[[numbers[i] as usize, j]] }
+        })]
+    });
+    let (dout, dout_host) = bench.activation(numbers.len(), columns);
+    let dx = bench.output("dx", p, columns);
+    let op = ScatterRows { dout, rows, dx: dx.tensor };
+    bench.check(&[dx], &[op.into()], |_| {
+        vec![Matrix::from_shape_fn((p, columns), |(row, j)| {
+            let from = numbers.iter().position(|&number| number as usize == row);
+            from.map_or(0.0, |i| dout_host[[i, j]])
+        })]
+    });
 }

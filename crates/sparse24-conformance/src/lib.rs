@@ -57,6 +57,7 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("head_loss", layers::head_loss),
     ("logits", products::logits),
     ("dropout", layers::dropout),
+    ("rows", layers::rows),
     ("copy_and_fill", update::copy_and_fill),
     ("optimizer", update::optimizer),
     ("distances", update::distances),

@@ -25,6 +25,7 @@ pub mod permute;
 mod product;
 pub mod prune;
 pub mod rounding;
+pub mod rows;
 pub mod search;
 #[allow(unsafe_code)]
 pub mod simd;

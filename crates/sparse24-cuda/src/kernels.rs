@@ -51,6 +51,8 @@ pub enum Kind {
     Embedding,
     /// Dropout outside of attention.
     Dropout,
+    /// Rows by number.
+    Rows,
     /// Copies and fills.
     Copy,
 }
@@ -72,6 +74,7 @@ impl Kind {
             Self::Bias => "bias gradients",
             Self::Embedding => "embedding",
             Self::Dropout => "dropout",
+            Self::Rows => "rows by number",
             Self::Copy => "copies and fills",
         }
     }
@@ -205,6 +208,7 @@ pub const SOURCES: &[Source] = sources! {
         "norm_backward_4_overwrite", "norm_backward_8_overwrite", "norm_backward_16_overwrite",
         "norm_parameters",
     ], ALL, On;
+    "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
         ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
     "spmm24_sm90" SparseProduct: [

@@ -39,6 +39,7 @@ pub mod norm;
 mod plan;
 pub mod profile;
 pub mod prune;
+pub mod rows;
 pub mod search;
 pub mod spmm24;
 pub mod survey;

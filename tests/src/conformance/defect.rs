@@ -37,9 +37,11 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("AttentionBackward", "attention_backward", 3),
     ("EmbedForward", "embed_forward", 1),
     ("EmbedBackward", "embed_backward", 2),
-    ("HeadLoss", "head_loss", 3),
+    ("HeadLoss", "head_loss", 4),
     ("Logits", "logits", 1),
     ("Dropout", "dropout", 1),
+    ("GatherRows", "rows", 1),
+    ("ScatterRows", "rows", 1),
     ("Copy", "copy_and_fill", 1),
     ("Fill", "copy_and_fill", 1),
     ("GradNorm", "optimizer", 1),
@@ -119,11 +121,15 @@ fn outputs(op: &Op<'_>) -> Vec<Tensor> {
                 [op.token_table].into_iter().chain(op.position_table).collect()
             }
             DenseOp::HeadLoss(op) => {
-                let gradients = op.gradients.map(|g| [g.dx, g.dembedding]);
-                [op.loss].into_iter().chain(gradients.into_iter().flatten()).collect()
+                let mut outputs = vec![op.loss];
+                outputs.extend(op.gradients.iter().flat_map(|g| [g.dx, g.dembedding]));
+                outputs.extend(op.gradients.and_then(|g| g.dbias));
+                outputs
             }
             DenseOp::Logits(op) => vec![op.out],
             DenseOp::Dropout(op) => vec![op.x],
+            DenseOp::GatherRows(op) => vec![op.out],
+            DenseOp::ScatterRows(op) => vec![op.dx],
         },
     }
 }

@@ -9,8 +9,9 @@ mod update;
 
 pub use dense::{
     ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, BiasGrad,
-    DenseOp, DropoutOp, Embed, EmbedBackward, EmbedForward, Gradient, HeadGradients, HeadLoss,
-    LinearDgrad, LinearForward, LinearWgrad, Logits, NormBackward, NormForward, Weight,
+    DenseOp, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows, Gradient, HeadGradients,
+    HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits, NormBackward, NormForward,
+    ScatterRows, Weight,
 };
 pub use sparse::{CompressWeight, MaskSearch, MvueCompress, Orientation, PermutedMask, SparseOp};
 pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};

@@ -15,6 +15,7 @@ use sparse24_cpu::{
     gemm::matmul,
     loss::head_loss,
     norm::{norm_backward, norm_forward},
+    rows::{gather_rows, scatter_rows},
 };
 
 use super::{CpuBackend, buffers::scratch_view};
@@ -68,6 +69,12 @@ impl CpuBackend {
             }),
             DenseOp::Dropout(op) => self.write([op.x], |cpu, [x]| {
                 dropout(x, &op.dropout, cpu.state.stream(op.dropout.site))
+            }),
+            DenseOp::GatherRows(op) => self.write([op.out], |cpu, [out]| {
+                gather_rows(cpu.buffers.view(op.x), cpu.buffers.ids(op.rows), out)
+            }),
+            DenseOp::ScatterRows(op) => self.write([op.dx], |cpu, [dx]| {
+                scatter_rows(cpu.buffers.view(op.dout), cpu.buffers.ids(op.rows), dx)
             }),
         }
     }

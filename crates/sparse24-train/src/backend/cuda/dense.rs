@@ -3,7 +3,7 @@
 use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
     Matrix, activation, add, attention, bias, compressed::Compressed, dropout, embedding, gemm,
-    loss, norm, spmm24,
+    loss, norm, rows, spmm24,
 };
 
 use super::{Activations, CudaBackend, grown};
@@ -61,6 +61,14 @@ impl CudaBackend {
             DenseOp::Dropout(op) => {
                 let x = self.buffers.activations(op.x);
                 Ok(dropout::dropout(&mut self.gpu, x, &op.dropout)?)
+            }
+            DenseOp::GatherRows(op) => {
+                let [x, out] = [op.x, op.out].map(|t| self.buffers.wide_activations(t));
+                Ok(rows::gather_rows(&mut self.gpu, x, self.buffers.ids(op.rows), out)?)
+            }
+            DenseOp::ScatterRows(op) => {
+                let [dout, dx] = [op.dout, op.dx].map(|t| self.buffers.wide_activations(t));
+                Ok(rows::scatter_rows(&mut self.gpu, dout, self.buffers.ids(op.rows), dx)?)
             }
         }
     }

@@ -40,6 +40,10 @@ operations! {
         Logits(Logits),
         /// See [`DropoutOp`].
         Dropout(DropoutOp),
+        /// See [`GatherRows`].
+        GatherRows(GatherRows),
+        /// See [`ScatterRows`].
+        ScatterRows(ScatterRows),
     }
 }
 
@@ -302,6 +306,29 @@ pub struct DropoutOp {
     pub dropout: Dropout,
 }
 
+/// Row i of out = row `rows[i]` of x.
+#[derive(Debug, Clone, Copy)]
+pub struct GatherRows {
+    /// `[p, d]`.
+    pub x: Tensor,
+    /// Numbers of rows `[n, 1]`; the output is zero for [`HeadLoss::IGNORE`].
+    pub rows: Tensor,
+    /// `[n, d]`, overwritten.
+    pub out: Tensor,
+}
+
+/// dx = 0, then row `rows[i]` of dx = row i of dout: the gradient of [`GatherRows`] for rows that
+/// are all different.
+#[derive(Debug, Clone, Copy)]
+pub struct ScatterRows {
+    /// `[n, d]`.
+    pub dout: Tensor,
+    /// As in the forward pass.
+    pub rows: Tensor,
+    /// `[p, d]`, overwritten.
+    pub dx: Tensor,
+}
+
 /// Multiply-adds of a `[m, k] x [k, n]` product, counted twice.
 fn product(m: usize, n: usize, k: usize) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
@@ -345,6 +372,7 @@ impl DenseOp {
             Self::AttentionForward(op) => Some(op.o),
             Self::EmbedForward(EmbedForward(op)) => Some(op.rows),
             Self::Dropout(op) => Some(op.x),
+            Self::GatherRows(op) => Some(op.out),
             _ => None,
         }
     }
