@@ -6,15 +6,14 @@ pub mod hardening;
 pub mod hooked;
 pub mod oracle;
 
-use sparse24_train::model::{EncoderSpec, Gpt2Spec, ModelSpec};
+use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec};
 
-/// An encoder of the sizes of a GPT-2, which smooths its targets.
+/// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]
-pub fn encoder(gpt2: Gpt2Spec) -> ModelSpec {
+pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
     let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
     let Gpt2Spec { activation, sparsify, .. } = gpt2;
-    let smoothing = 0.125;
-    ModelSpec::Encoder(EncoderSpec {
+    ModelSpec::Bert(BertSpec {
         layers,
         heads,
         d_model,
@@ -23,7 +22,7 @@ pub fn encoder(gpt2: Gpt2Spec) -> ModelSpec {
         vocabulary,
         activation,
         sparsify,
-        smoothing,
+        mask_probability: 1.0,
     })
 }
 

@@ -13,10 +13,10 @@ use crate::{
     objective::Batch,
 };
 
-pub mod encoder;
+pub mod bert;
 pub mod gpt2;
 
-pub use encoder::EncoderSpec;
+pub use bert::BertSpec;
 pub use gpt2::Gpt2Spec;
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
@@ -52,8 +52,8 @@ pub trait Model: Send {
 pub enum ModelSpec {
     /// GPT-2.
     Gpt2(Gpt2Spec),
-    /// A bidirectional encoder.
-    Encoder(EncoderSpec),
+    /// BERT.
+    Bert(BertSpec),
 }
 
 impl ModelSpec {
@@ -68,13 +68,11 @@ impl ModelSpec {
     ) -> Result<Box<dyn Model>, Error> {
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
-            Self::Encoder(spec) => match checkpointing {
-                ActivationCheckpointing::None => {
-                    Ok(Box::new(encoder::Encoder::new(builder, *spec)?))
-                }
+            Self::Bert(spec) => match checkpointing {
+                ActivationCheckpointing::None => Ok(Box::new(bert::Bert::new(builder, *spec)?)),
                 ActivationCheckpointing::Blocks => Err(Error::Setting {
                     key: "model.activation_checkpointing".to_owned(),
-                    problem: "the encoder keeps all activations; use \"none\"".to_owned(),
+                    problem: "BERT keeps all activations; use \"none\"".to_owned(),
                 }),
             },
         }
@@ -85,7 +83,7 @@ impl ModelSpec {
     pub fn vocabulary(&self) -> usize {
         match self {
             Self::Gpt2(spec) => spec.vocabulary,
-            Self::Encoder(spec) => spec.vocabulary,
+            Self::Bert(spec) => spec.vocabulary,
         }
     }
 
@@ -121,7 +119,7 @@ impl ModelSpec {
     fn extents(&self) -> Extents {
         match self {
             Self::Gpt2(spec) => spec.extents(),
-            Self::Encoder(spec) => spec.extents(),
+            Self::Bert(spec) => spec.extents(),
         }
     }
 

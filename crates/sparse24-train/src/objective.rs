@@ -15,6 +15,8 @@ pub struct Batch {
     /// Target ids, the shape of `tokens`;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none.
     pub targets: Vec<u32>,
+    /// Segment of each token, 0 or 1; empty if all are 0.
+    pub segments: Vec<u32>,
     /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it:
     /// padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
@@ -25,8 +27,8 @@ pub struct Batch {
 impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
-        let Self { tokens, targets, lengths, counted } = self;
-        [tokens, targets, lengths].into_iter().for_each(Vec::clear);
+        let Self { tokens, targets, segments, lengths, counted } = self;
+        [tokens, targets, segments, lengths].into_iter().for_each(Vec::clear);
         *counted = 0;
     }
 
@@ -34,10 +36,12 @@ impl Batch {
     pub(crate) fn check(&self, shape: BatchShape) -> Result<(), Error> {
         let BatchShape { size, sequence_length } = shape;
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
+        let segments = if self.segments.is_empty() { [0, 1] } else { [size, sequence_length] };
         let lengths = if self.lengths.is_empty() { 0 } else { size };
         for (operand, expected, found) in [
             ("tokens", [size, sequence_length], self.tokens.len()),
             ("targets", [size, sequence_length], self.targets.len()),
+            ("segments", segments, self.segments.len()),
             ("lengths", [lengths, 1], self.lengths.len()),
             ("the number of targets that count", [found, 1], self.counted),
         ] {
@@ -70,6 +74,15 @@ impl Batch {
     }
 }
 
+/// The most targets among p tokens that are targets with this probability: six standard deviations
+/// above the mean, which one batch in 10^9 would exceed.
+#[must_use]
+pub fn most_targets(probability: f32, p: usize) -> usize {
+    let (share, tokens) = (f64::from(probability), p as f64);
+    let most = share * tokens + 6.0 * (share * (1.0 - share) * tokens).sqrt();
+    (most.ceil() as usize).min(p)
+}
+
 /// Masked-token prediction (Devlin et al. 2018): each token is a target with some probability; of
 /// the targets 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,26 +100,28 @@ pub struct MaskedLm {
 impl MaskedLm {
     /// Makes targets of the tokens of a batch `[size, sequence_length]` and replaces them. Token i
     /// draws words 0 to 2 of call i of the stream (seed, data order 1, micro-step, step): whether
-    /// it is a target, what becomes of it, and the random token. Padding is never a target;
-    /// `lengths` is filled in if it is empty.
+    /// it is a target, what becomes of it, and the random token. Padding is never a target, nor is
+    /// a token after [`most_targets`]; `lengths` is filled in if it is empty.
     ///
     /// # Panics
     /// If the tokens are not whole sequences, or have other lengths than sequences.
     pub fn mask(&self, step: u32, micro_step: u32, sequence_length: usize, batch: &mut Batch) {
-        let Batch { tokens, targets, lengths, counted } = batch;
+        let Batch { tokens, targets, lengths, counted, .. } = batch;
         assert!(tokens.len().is_multiple_of(sequence_length), "tokens are whole sequences");
         if lengths.is_empty() {
             lengths.resize(tokens.len() / sequence_length, sequence_length as u32);
         }
         let stream = Stream::new(self.seed, Site::new(Purpose::DataOrder, 1), micro_step, step);
+        let mut left = most_targets(self.probability, tokens.len());
         targets.clear();
         for (i, token) in tokens.iter_mut().enumerate() {
             let [chosen, fate, random, _] = stream.words(i as u32);
             let is_padding = i % sequence_length >= lengths[i / sequence_length] as usize;
-            if is_padding || uniform(chosen) >= self.probability {
+            if is_padding || uniform(chosen) >= self.probability || left == 0 {
                 targets.push(HeadLoss::IGNORE);
                 continue;
             }
+            left -= 1;
             targets.push(*token);
             match uniform(fate) {
                 ..0.8 => *token = self.mask_token,

@@ -18,7 +18,7 @@ use sparse24_train::{
 };
 
 use super::Open;
-use crate::{encoder, oracle::arithmetic::Random};
+use crate::{bert, oracle::arithmetic::Random};
 
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
@@ -35,7 +35,7 @@ fn models() -> [ModelSpec; 2] {
         bias: Bias::Present,
         sparsify: Sparsify::FfnAndAttention,
     };
-    [ModelSpec::Gpt2(gpt2), encoder(Gpt2Spec { activation: Activation::GeluErf, ..gpt2 })]
+    [ModelSpec::Gpt2(gpt2), bert(Gpt2Spec { activation: Activation::GeluErf, ..gpt2 })]
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
@@ -129,12 +129,12 @@ pub(super) fn check(open: Open<'_>) {
         let loss = outcomes[0].loss;
         // Initial weights are small, so the first loss is near that of the uniform distribution.
         assert!((loss - (VOCABULARY as f64).ln()).abs() <= 0.1, "{name}: a first loss of {loss}");
+        let sparsifiable = model.sparsifiable().expect("tiles");
         let kind = preset.method(LAMBDA).phases[0].mask();
         for (before, after) in before.iter().zip(after) {
             let name = format!("{name}: {}", before.name);
             let [rows, columns] = before.shape;
-            let sparse = before.name.ends_with(".weight")
-                && (before.name.contains(".mlp.") || before.name.contains(".att"));
+            let sparse = sparsifiable.iter().any(|(name, _)| *name == before.name);
             let w = ArrayView2::from_shape((rows, columns), &before.weight).expect("its shape");
             let expected = kind.filter(|_| sparse).map(|kind| mask_search(w, kind).expect("tiles"));
             assert!(before.mask == expected, "{name}: another mask than core's");

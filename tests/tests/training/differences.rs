@@ -11,6 +11,7 @@ use sparse24_tests::oracle::{
     layers::{self, Address, Attention, Dropout},
 };
 use sparse24_train::{
+    backend::op::HeadLoss,
     model::{Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias},
     objective::Batch,
@@ -121,6 +122,8 @@ fn model(
     let mut ids = || (0..10).map(|_| random.below(spec.vocabulary() as u32)).collect::<Vec<_>>();
     let mut batch = Batch::default();
     (batch.tokens, batch.targets, batch.lengths) = (ids(), ids(), vec![3, 5]);
+    batch.segments = batch.tokens.iter().map(|token| token % 2).collect();
+    batch.targets[1] = HeadLoss::IGNORE;
     let mut gradients = Tensors::new();
     let mut pass = Pass {
         arithmetic: &mut Arithmetic::Exact,
@@ -160,7 +163,7 @@ fn whole_model() {
         (ModelSpec::Gpt2(spec(Activation::Gelu, Bias::Present)), 0.0),
         (ModelSpec::Gpt2(spec(Activation::Geglu, Bias::Absent)), 0.25),
         (ModelSpec::Gpt2(spec(Activation::Swiglu, Bias::Present)), 0.25),
-        (sparse24_tests::encoder(spec(Activation::GeluErf, Bias::Present)), 0.25),
+        (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
     ];
     for (spec, dropout) in models {
         let weights = random_weights(&spec);

@@ -105,9 +105,9 @@ pub(crate) fn change(recipe: &mut Recipe, change: impl FnOnce(&mut Gpt2Spec)) {
     recipe.model = ModelSpec::Gpt2(spec);
 }
 
-/// The recipe with an encoder of the same sizes, which smooths its targets.
-pub(crate) fn encoder(recipe: Recipe) -> Recipe {
-    let model = sparse24_tests::encoder(gpt2(&recipe));
+/// The recipe with a BERT of the same sizes.
+pub(crate) fn bert(recipe: Recipe) -> Recipe {
+    let model = sparse24_tests::bert(gpt2(&recipe));
     Recipe { model, ..recipe }
 }
 
@@ -166,7 +166,7 @@ pub(crate) struct Noise {
 
 impl Noise {
     pub(crate) fn of(recipe: &Recipe) -> Self {
-        let bidirectional = matches!(recipe.model, ModelSpec::Encoder(_));
+        let bidirectional = matches!(recipe.model, ModelSpec::Bert(_));
         Self {
             vocabulary: recipe.model.vocabulary(),
             joined: 1,
@@ -187,7 +187,10 @@ impl Noise {
                 // A query that sees one key has no gradient but rounding noise, so at least two.
                 let length = 2 + random.below(sequence_length as u32 - 1);
                 sequence[length as usize..].fill(HeadLoss::IGNORE);
+                // Not every token is a target.
+                sequence[0] = HeadLoss::IGNORE;
                 batch.lengths.push(length);
+                batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
             }
         }
         batch.counted = counted(&batch.targets);
@@ -231,9 +234,10 @@ impl Evaluation for Validation {
         let range = first * self.sequence_length..(first + shape.size) * self.sequence_length;
         batch.clear();
         batch.tokens.extend(&self.all.tokens[range.clone()]);
-        batch.targets.extend(&self.all.targets[range]);
+        batch.targets.extend(&self.all.targets[range.clone()]);
         if !self.all.lengths.is_empty() {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
+            batch.segments.extend(&self.all.segments[range]);
         }
         batch.counted = counted(&batch.targets);
         Ok(())

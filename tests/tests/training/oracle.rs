@@ -3,7 +3,7 @@
 //! Nothing here comes from the code under test, apart from plain descriptions (shapes, settings)
 //! and the Philox block function, whose known answers core checks.
 
-mod encoder;
+mod bert;
 pub(super) mod fst;
 mod gpt2;
 pub(super) mod pass;

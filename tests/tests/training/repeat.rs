@@ -142,10 +142,10 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     let recipes = recipes.flat_map(|(at, method)| {
         let mut recipe = fixture::recipe(method);
         recipe.dropout = 0.25;
-        let encoder = fixture::encoder(recipe.clone());
+        let bert = fixture::bert(recipe.clone());
         let activation = Activation::ALL[at % Activation::ALL.len()];
         fixture::change(&mut recipe, |spec| spec.activation = activation);
-        [recipe, encoder]
+        [recipe, bert]
     });
     for recipe in recipes {
         let mut whole = start(&recipe);

@@ -369,16 +369,16 @@ fn s_ste_as_in_f64() {
     assert_shows(&checked, Rules { pattern: Pattern::RowWise, ..rules }, 1, "loss");
 }
 
-/// Post-LN, separate projections of the attention, padding, ignored targets and a smoothed head.
+/// Post-LN, segments, padding, and a head that reads the rows with a target.
 #[test]
-fn the_encoder_as_in_f64() {
+fn bert_as_in_f64() {
     let everywhere = |method| {
         let mut recipe = fixture::recipe(method);
         fixture::change(&mut recipe, |spec| {
             (spec.activation, spec.sparsify) = (Activation::GeluErf, Sparsify::FfnAndAttention);
         });
         recipe.dropout = 0.25;
-        fixture::encoder(recipe)
+        fixture::bert(recipe)
     };
     check(&everywhere(Method::dense()), Rules { switch: 0, ..FST });
     check(&everywhere(fixture::fst(LAMBDA)), FST);

@@ -1,4 +1,4 @@
-//! The head of a language model: logits over the vocabulary, tied to the embedding or not, and the
+//! The head of a language model: logits over the vocabulary, tied to the embedding, and the
 //! cross-entropy.
 
 use super::{
@@ -20,7 +20,6 @@ use crate::{
 pub struct Head {
     table: Handle,
     bias: Option<Handle>,
-    smoothing: f32,
     buffers: HeadBuffers,
 }
 
@@ -46,7 +45,16 @@ impl Head {
         embedding: &Embedding,
         rows: usize,
     ) -> Result<Self, Error> {
-        Self::of_table(builder, embedding.token_table(), 0.0, rows)
+        let table = embedding.token_table();
+        let vocabulary = table.weight.shape[0];
+        let mut alloc =
+            |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);
+        let buffers = HeadBuffers {
+            logits: alloc("logits", [rows.min(ROWS), vocabulary], DType::Activation)?,
+            targets: alloc("targets", [rows, 1], DType::U32)?,
+            loss: alloc("loss", [1, 1], DType::F32)?,
+        };
+        Ok(Self { table, bias: None, buffers })
     }
 
     /// This head with a bias of the logits, which starts at zero.
@@ -56,42 +64,15 @@ impl Head {
         Ok(Self { bias, ..self })
     }
 
-    /// A head with a table `[V, d]` of its own, trained with label smoothing in `[0, 1)`.
-    pub fn untied(
-        builder: &mut Builder<'_>,
-        spec: ParameterSpec,
-        smoothing: f32,
-    ) -> Result<Self, Error> {
-        let (table, rows) = (builder.parameter(spec)?, builder.batch().tokens());
-        Self::of_table(builder, table, smoothing, rows)
-    }
-
-    fn of_table(
-        builder: &mut Builder<'_>,
-        table: Handle,
-        smoothing: f32,
-        rows: usize,
-    ) -> Result<Self, Error> {
-        let vocabulary = table.weight.shape[0];
-        let mut alloc =
-            |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);
-        let buffers = HeadBuffers {
-            logits: alloc("logits", [rows.min(ROWS), vocabulary], DType::Activation)?,
-            targets: alloc("targets", [rows, 1], DType::U32)?,
-            loss: alloc("loss", [1, 1], DType::F32)?,
-        };
-        Ok(Self { table, bias: None, smoothing, buffers })
-    }
-
     /// Its buffers.
     #[must_use]
     pub fn buffers(&self) -> HeadBuffers {
         self.buffers
     }
 
-    /// The summed loss, without gradients or label smoothing.
+    /// The summed loss, without gradients.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let op = self.operation(x, 0.0, None);
+        let op = self.operation(x, None);
         pass.run(op)
     }
 
@@ -105,7 +86,7 @@ impl Head {
         let dembedding = self.table.gradient;
         let dbias = self.bias.map(|bias| bias.gradient);
         let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
-        let op = self.operation(x, self.smoothing, Some(gradients));
+        let op = self.operation(x, Some(gradients));
         pass.run(op)
     }
 
@@ -117,10 +98,10 @@ impl Head {
         pass.backend.download(out)
     }
 
-    fn operation(&self, x: Tensor, smoothing: f32, gradients: Option<HeadGradients>) -> HeadLoss {
+    fn operation(&self, x: Tensor, gradients: Option<HeadGradients>) -> HeadLoss {
         let HeadBuffers { logits, targets, loss } = self.buffers;
         let (embedding, bias) = (self.table.weight, self.bias.map(|bias| bias.weight));
         let targets = targets.first_rows(x.shape[0]);
-        HeadLoss { x, embedding, bias, targets, smoothing, logits, loss, gradients }
+        HeadLoss { x, embedding, bias, targets, smoothing: 0.0, logits, loss, gradients }
     }
 }

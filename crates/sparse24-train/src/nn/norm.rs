@@ -48,8 +48,14 @@ impl NormActivations {
     /// The rows that the pass uses.
     #[must_use]
     pub fn rows(self, pass: &Pass<'_>) -> Self {
+        self.first_rows(pass.tokens())
+    }
+
+    /// The first n rows.
+    #[must_use]
+    pub fn first_rows(self, n: usize) -> Self {
         let Self { x, y, stats } = self;
-        Self { x: pass.rows(x), y: pass.rows(y), stats: pass.rows(stats) }
+        Self { x: x.first_rows(n), y: y.first_rows(n), stats: stats.first_rows(n) }
     }
 }
 

@@ -11,6 +11,7 @@ use sparse24_train::{model::Gpt2Spec, objective::Batch};
 use super::pass::Pass;
 
 const EMBEDDING: [&str; 2] = ["wte.weight", "wpe.weight"];
+const EPSILON: f32 = 1e-5;
 const MASK: AttentionMask = AttentionMask::Causal;
 
 struct Block {
@@ -33,14 +34,14 @@ pub(super) fn forward(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> Fo
     let mut blocks = Vec::new();
     for layer in 0..spec.layers {
         let of = |part: &str| format!("h.{layer}.{part}");
-        let first = pass.norm(&of("ln_1"), &x);
+        let first = pass.norm(&of("ln_1"), &x, EPSILON);
         let qkv = layers::split(&pass.linear(&of("attn.c_attn"), &first.y));
         let attention = pass.attention(layer, (spec.heads, MASK), &qkv, None);
         let attended = attention.forward(pass.arithmetic);
         let out = pass.linear(&of("attn.c_proj"), &attended.o);
         let out = pass.dropped(2 + 3 * layer, out);
         x = pass.plus(&x, &out);
-        let second = pass.norm(&of("ln_2"), &x);
+        let second = pass.norm(&of("ln_2"), &x, EPSILON);
         let z = pass.linear(&of("mlp.c_fc"), &second.y);
         let h = layers::activate(pass.arithmetic, spec.activation, &z);
         let out = pass.linear(&of("mlp.c_proj"), &h);
@@ -48,7 +49,7 @@ pub(super) fn forward(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> Fo
         x = pass.plus(&x, &out);
         blocks.push(Block { norms: [first, second], qkv, attended, z, h });
     }
-    let normed = pass.norm("ln_f", &x);
+    let normed = pass.norm("ln_f", &x, EPSILON);
     let logits = pass.logits(EMBEDDING[0], &normed.y);
     Forward { blocks, normed, logits }
 }
@@ -62,7 +63,7 @@ pub(super) fn train(
 ) -> f64 {
     let Forward { blocks, normed, logits } = forward(pass, spec, batch);
     let of_head = (&normed.y, &logits);
-    let (sum, dy, dhead) = pass.head_backward(EMBEDDING[0], of_head, &batch.targets, (0.0, scale));
+    let (sum, dy, dhead, _) = pass.head_backward(EMBEDDING[0], of_head, &batch.targets, scale);
     let mut dx = pass.norm_backward("ln_f", &normed, &dy, gradients);
     // Both halves of a block are x + f(LayerNorm(x)).
     for (layer, kept) in blocks.iter().enumerate().rev() {

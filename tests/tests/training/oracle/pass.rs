@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{encoder, gpt2};
+use super::{bert, gpt2};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -60,7 +60,10 @@ impl Pass<'_> {
     pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
         let logits = match self.spec {
             ModelSpec::Gpt2(spec) => gpt2::forward(self, spec, batch).logits,
-            ModelSpec::Encoder(spec) => encoder::forward(self, spec, batch).logits,
+            ModelSpec::Bert(spec) => {
+                let kept = bert::forward(self, spec, batch);
+                return layers::loss(self.arithmetic, &kept.logits, &kept.targets, 0.0, 0.0).0;
+            }
             other => panic!("the oracle has no {other:?}"),
         };
         layers::loss(self.arithmetic, &logits, &batch.targets, 0.0, 0.0).0
@@ -70,7 +73,7 @@ impl Pass<'_> {
     pub(crate) fn train(&mut self, batch: &Batch, scale: f64, gradients: &mut Tensors) -> f64 {
         match self.spec {
             ModelSpec::Gpt2(spec) => gpt2::train(self, spec, batch, scale, gradients),
-            ModelSpec::Encoder(spec) => encoder::train(self, spec, batch, scale, gradients),
+            ModelSpec::Bert(spec) => bert::train(self, spec, batch, scale, gradients),
             other => panic!("the oracle has no {other:?}"),
         }
     }
@@ -107,17 +110,18 @@ impl Pass<'_> {
         self.arithmetic.accumulate(gradients, name, gradient, tokens);
     }
 
-    /// Logits of a head, and their backward pass: the sum of losses, dX and the head's gradient.
+    /// The backward pass of a head: the sum of losses, dX, and the gradients of the head and of the
+    /// logits.
     pub(super) fn head_backward(
         &mut self,
         head: &str,
         (x, logits): (&Matrix, &Matrix),
         targets: &[u32],
-        (smoothing, scale): (f64, f64),
-    ) -> (f64, Matrix, Matrix) {
-        let (sum, dlogits) = layers::loss(self.arithmetic, logits, targets, smoothing, scale);
+        scale: f64,
+    ) -> (f64, Matrix, Matrix, Matrix) {
+        let (sum, dlogits) = layers::loss(self.arithmetic, logits, targets, 0.0, scale);
         let dhead = self.arithmetic.product(&dlogits.t().to_owned(), x);
-        (sum, self.arithmetic.product(&dlogits, &self.weights[head]), dhead)
+        (sum, self.arithmetic.product(&dlogits, &self.weights[head]), dhead, dlogits)
     }
 
     pub(super) fn logits(&mut self, head: &str, x: &Matrix) -> Matrix {
@@ -148,9 +152,9 @@ impl Pass<'_> {
         self.arithmetic.product(dz, &self.operands.dgrad(&weight))
     }
 
-    pub(super) fn norm(&mut self, name: &str, x: &Matrix) -> Normed {
+    pub(super) fn norm(&mut self, name: &str, x: &Matrix, epsilon: f32) -> Normed {
         let beta = self.weights.get(&format!("{name}.bias"));
-        layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta, 1e-5)
+        layers::norm(self.arithmetic, x, &self.weights[&format!("{name}.weight")], beta, epsilon)
     }
 
     pub(super) fn norm_backward(

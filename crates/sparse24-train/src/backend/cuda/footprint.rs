@@ -21,11 +21,14 @@ const CONTEXT: u64 = 600 << 20;
 impl Footprint for CudaFootprint {
     fn tensor(&self, [rows, columns]: [usize; 2], dtype: DType, region: Region) -> u64 {
         let tall = [if rows == 1 { 1 } else { padded(rows) }, columns];
+        let wide = if rows == 1 { padded(columns) } else { columns };
         match (dtype, region) {
             (DType::U32, _) => bytes([rows, columns], 4),
             (DType::Activation, _) => bytes([rows, padded(columns)], 2),
             // The bf16 copy that products read.
-            (DType::F32, Region::Parameters) => bytes(tall, 4 + 2),
+            (DType::F32, Region::Parameters) => {
+                bytes(tall, 4).saturating_add(bytes([tall[0], wide], 2))
+            }
             (DType::F32, Region::Gradients) => bytes(tall, 4),
             (DType::F32, _) => bytes([rows, columns], 4),
         }
