@@ -15,7 +15,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, gpt2},
+    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, gpt2},
     nn::Bias,
     schedule::Decay,
 };
@@ -95,7 +95,14 @@ impl ModelConfig {
     pub fn token_table(&self) -> &'static str {
         match self.kind {
             ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
+            ModelKind::Bert => bert::TOKEN_TABLE,
         }
+    }
+
+    /// Token ids of the model, for data with this many: BERT's mask token is one more.
+    #[must_use]
+    pub fn vocabulary(&self, data: u32) -> usize {
+        data as usize + usize::from(self.kind == ModelKind::Bert)
     }
 }
 
@@ -106,6 +113,8 @@ pub enum ModelKind {
     /// GPT-2: a decoder with pre-layer normalization and a tied head.
     #[default]
     Gpt2,
+    /// BERT: an encoder with post-layer normalization and a head for masked tokens.
+    Bert,
 }
 
 /// AdamW and the learning rate: linear warm-up, then decay.

@@ -41,7 +41,9 @@ mod weak_decay;
 #[cfg(test)]
 mod tests;
 
-pub use components::{CausalLm, host_bytes, open_dataset, open_dataset_with, run_config};
+pub use components::{
+    Batches, CausalLm, host_bytes, masked_lm, open_dataset, open_dataset_with, run_config,
+};
 pub use directory::{Lock, RunDirectory, lock};
 pub use identity::of_dataset;
 pub use imported::save_imported;

@@ -68,13 +68,7 @@ impl ModelSpec {
     ) -> Result<Box<dyn Model>, Error> {
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
-            Self::Bert(spec) => match checkpointing {
-                ActivationCheckpointing::None => Ok(Box::new(bert::Bert::new(builder, *spec)?)),
-                ActivationCheckpointing::Blocks => Err(Error::Setting {
-                    key: "model.activation_checkpointing".to_owned(),
-                    problem: "BERT keeps all activations; use \"none\"".to_owned(),
-                }),
-            },
+            Self::Bert(spec) => Ok(Box::new(bert::Bert::new(builder, *spec)?)),
         }
     }
 
@@ -87,8 +81,25 @@ impl ModelSpec {
         }
     }
 
-    /// Refuses sizes of which no model can be built, for sequences of this length.
-    pub(crate) fn check(&self, sequence_length: usize) -> Result<(), Error> {
+    /// Whether it continues a text, see [`Model::next_logits`].
+    #[must_use]
+    pub fn generates(&self) -> bool {
+        matches!(self, Self::Gpt2(_))
+    }
+
+    /// Refuses sizes of which no model can be built, for sequences of this length, and activation
+    /// checkpointing that the model lacks.
+    pub(crate) fn check(
+        &self,
+        sequence_length: usize,
+        checkpointing: ActivationCheckpointing,
+    ) -> Result<(), Error> {
+        if matches!(self, Self::Bert(_)) && checkpointing != ActivationCheckpointing::None {
+            return Err(Error::Setting {
+                key: "model.activation_checkpointing".to_owned(),
+                problem: "BERT keeps all activations; use \"none\"".to_owned(),
+            });
+        }
         let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
         let of_heads = format!("{TILED}, and of model.heads {heads}");
         let rows = [

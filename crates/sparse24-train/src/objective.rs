@@ -74,6 +74,9 @@ impl Batch {
     }
 }
 
+/// The usual probability that a token is a target (Devlin et al. 2018).
+pub const MASKED: f32 = 0.15;
+
 /// The most targets among p tokens that are targets with this probability: six standard deviations
 /// above the mean, which one batch in 10^9 would exceed.
 #[must_use]

@@ -96,7 +96,7 @@ impl Recipe {
     /// # Errors
     /// [`Error::Setting`] names the first key that is wrong.
     pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
-        self.model.check(self.batch.sequence_length)?;
+        self.model.check(self.batch.sequence_length, self.checkpointing)?;
         let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.into(), problem });
         if self.batch.size == 0 {
             return refuse("batch.size", "expected at least 1, found 0".to_owned());

@@ -64,7 +64,8 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    let recipe = config.recipe(open_dataset(&config)?.vocabulary() as usize)?;
+    let vocabulary = config.model.vocabulary(open_dataset(&config)?.vocabulary());
+    let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
     let time = Time::measure(&config, &estimate, recipe.steps)?;

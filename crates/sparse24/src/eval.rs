@@ -6,7 +6,11 @@ use std::{
 };
 
 use serde::Serialize;
-use sparse24_run::{Error, data::EvaluationWindows, run::Model};
+use sparse24_run::{
+    Error,
+    data::EvaluationWindows,
+    run::{Batches, Model, masked_lm},
+};
 use sparse24_train::{
     method::PhaseKind,
     nn::BatchShape,
@@ -63,18 +67,18 @@ fn read(run: &Path, best: bool) -> Result<Model, Error> {
 
 /// Windows that show how many were evaluated.
 struct Shown<'a> {
-    windows: EvaluationWindows<'a>,
+    windows: Batches<EvaluationWindows<'a>>,
     progress: RefCell<WorkProgress>,
 }
 
 impl Evaluation for Shown<'_> {
     fn sequences(&self) -> usize {
-        self.windows.count()
+        self.windows.sequences()
     }
 
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
-        self.progress.borrow_mut().update(first as u64, self.windows.count() as u64);
-        Evaluation::fill(&self.windows, first, shape, batch)
+        self.progress.borrow_mut().update(first as u64, self.sequences() as u64);
+        self.windows.fill(first, shape, batch)
     }
 }
 
@@ -155,7 +159,11 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
         let mut trainer = model.into_trainer()?;
         let size = trainer.recipe().batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));
-        let loss = trainer.evaluate(&Shown { windows, progress }, size)?.loss();
+        let masked = masked_lm(trainer.recipe());
+        let sequence_length = config.model.sequence_length;
+        let windows = Batches { windows, masked, sequence_length };
+        let metrics = trainer.evaluate(&Shown { windows, progress }, size)?;
+        let loss = metrics.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));
@@ -166,7 +174,7 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             phase,
             loss,
             perplexity: loss.exp(),
-            tokens: windows.predictions(),
+            tokens: metrics.targets,
             data: dataset.source().display().to_string(),
         })
     })

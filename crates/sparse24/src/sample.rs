@@ -55,6 +55,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return wrong("--top-k: expected at least 1, found 0".to_owned());
     }
     let mut model = args.which.read()?;
+    if !model.recipe().model.generates() {
+        let problem = format!("{} does not generate text: it is a BERT", args.which.run.display());
+        return Err(Failure::new(Exit::Input, problem));
+    }
     let Some(tokenizer) = model.tokenizer.take() else {
         let run = args.which.run.display();
         let problem = format!("{run} has no tokenizer.json: it was trained on bare token ids");

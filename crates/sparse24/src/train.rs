@@ -20,7 +20,7 @@ use sparse24_run::{
         StepMetrics, Summary, open_dataset, open_dataset_with,
     },
 };
-use sparse24_train::method::PhaseKind;
+use sparse24_train::{method::PhaseKind, model::ModelSpec};
 
 use crate::{
     configure::Configure,
@@ -188,7 +188,7 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
     let mut watcher =
         Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
-    let is_exportable = Gpt2Config::of(&run.trainer().recipe().model).is_ok();
+    let model = run.trainer().recipe().model.clone();
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
@@ -196,7 +196,7 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
         note(format_args!("no report was written: {error}"));
     }
     match ended? {
-        Ended::Finished(summary) => conclude(&summary, is_exportable, reporting),
+        Ended::Finished(summary) => conclude(&summary, &model, reporting),
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
             let path = word(run.path());
@@ -263,7 +263,7 @@ impl Observer for Watcher {
     }
 }
 
-fn conclude(summary: &Summary, is_exportable: bool, reporting: &Reporting) -> Result<(), Failure> {
+fn conclude(summary: &Summary, model: &ModelSpec, reporting: &Reporting) -> Result<(), Failure> {
     if reporting.json {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
@@ -272,9 +272,9 @@ fn conclude(summary: &Summary, is_exportable: bool, reporting: &Reporting) -> Re
     say!("validation loss {:.4} after {steps}, {:.0} s", summary.val_loss, summary.seconds);
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
-    let has_tokenizer = summary.run.join("tokenizer.json").is_file();
-    let next =
-        [(has_tokenizer, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];
+    let has_text = model.generates() && summary.run.join("tokenizer.json").is_file();
+    let is_exportable = Gpt2Config::of(model).is_ok();
+    let next = [(has_text, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];
     let next: Vec<_> =
         next.iter().filter(|(is, _)| *is).map(|(_, next)| format!("sparse24 {next}")).collect();
     if !next.is_empty() {

@@ -13,7 +13,7 @@ const SUBJECT: &str = "crates/sparse24-train/src/";
 const MODELS: &str = "crates/sparse24-train/src/model/";
 
 /// Most lines of [`SUBJECT`] without [`MODELS`].
-const SUBJECT_LINES: usize = 7_500;
+const SUBJECT_LINES: usize = 7_600;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
 const TOTAL: usize = 2_175_000;

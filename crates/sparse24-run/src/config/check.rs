@@ -7,8 +7,9 @@ use crate::Error;
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
-    model::{Gpt2Spec, ModelSpec},
+    model::{BertSpec, Gpt2Spec, ModelSpec},
     nn::{BatchShape, Bias},
+    objective::MASKED,
     optim::{AdamW, MaskedDecay},
     schedule::{Decay, Schedule},
     trainer::Recipe,
@@ -58,6 +59,9 @@ impl Config {
                 "at most 4096, 0 for one per core",
                 self.backend.threads,
             );
+        }
+        if model.kind == ModelKind::Bert && !model.bias {
+            return refuse("model.bias", "true for a BERT, whose layers have biases", false);
         }
         // A narrower model is rounded to whole tiles.
         if !model.d_ff.is_multiple_of(4) {
@@ -190,18 +194,30 @@ impl Config {
         // Rounded down to whole tiles, but at least one.
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
+        let d_ff = (narrowed as usize / 4 * 4).max(4);
         Ok(Recipe {
             model: match model.kind {
                 ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
                     layers: model.layers,
                     heads: model.heads,
                     d_model: model.d_model,
-                    d_ff: (narrowed as usize / 4 * 4).max(4),
+                    d_ff,
                     sequence_length: model.sequence_length,
                     vocabulary,
                     activation: model.activation,
                     bias: if model.bias { Bias::Present } else { Bias::Absent },
                     sparsify: model.sparsify,
+                }),
+                ModelKind::Bert => ModelSpec::Bert(BertSpec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff,
+                    sequence_length: model.sequence_length,
+                    vocabulary,
+                    activation: model.activation,
+                    sparsify: model.sparsify,
+                    mask_probability: MASKED,
                 }),
             },
             method,

@@ -67,7 +67,7 @@ const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README
     has 50304";
 
 /// All presets.
-pub const PRESETS: [Preset; 7] = [
+pub const PRESETS: [Preset; 8] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
@@ -96,6 +96,15 @@ pub const PRESETS: [Preset; 7] = [
         ),
         corpus: Corpus::Any,
         build: shakespeare_char,
+    },
+    Preset {
+        name: "bert-tiny-cpu",
+        summary: "a small BERT on the embedded corpus, in two minutes on a CPU",
+        source: "Devlin et al. 2018, arXiv 1810.04805, with the width and heads of BERT-tiny (Turc \
+            et al. 2019, arXiv 1908.08962); but 4 layers, sequences of 32 bytes, and the optimizer \
+            and lambda of quickstart",
+        corpus: Corpus::Any,
+        build: bert_tiny_cpu,
     },
     gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
     gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
@@ -160,6 +169,24 @@ fn quickstart() -> Config {
         optimizer: OptimizerConfig { warmup_steps: 150, ..base.optimizer },
         data: DataConfig { tokenizer: TokenizerKind::Byte, ..base.data },
         run: RunConfig { flip_every: 10, ..base.run },
+        ..base
+    }
+}
+
+fn bert_tiny_cpu() -> Config {
+    let base = quickstart();
+    Config {
+        steps: 3000,
+        model: ModelConfig {
+            kind: ModelKind::Bert,
+            heads: 2,
+            sequence_length: 32,
+            activation: Activation::GeluErf,
+            bias: true,
+            ..base.model
+        },
+        batch: BatchConfig { size: 32, ..base.batch },
+        optimizer: OptimizerConfig { warmup_steps: 300, ..base.optimizer },
         ..base
     }
 }

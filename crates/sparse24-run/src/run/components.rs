@@ -11,11 +11,12 @@ use crate::{
     disk, machine,
 };
 use sparse24_train::{
-    backend::{Backend, Placement},
+    backend::{Backend, Placement, op::HeadLoss},
     estimate::{Estimate, estimate},
+    model::ModelSpec,
     nn::BatchShape,
-    objective::{Batch, DataError, Evaluation, Objective},
-    trainer::Trainer,
+    objective::{Batch, DataError, Evaluation, MaskedLm, Objective},
+    trainer::{Recipe, Trainer},
 };
 
 /// Reads the configuration of a run directory.
@@ -138,6 +139,65 @@ impl Objective for CausalLm<'_> {
             None => self.dataset.batch(draw, tokens, targets)?,
         }
         batch.counted = batch.targets.len();
+        Ok(())
+    }
+}
+
+/// The masked-token objective of a model that has one. Its mask token is the last id.
+#[must_use]
+pub fn masked_lm(recipe: &Recipe) -> Option<MaskedLm> {
+    let ModelSpec::Bert(spec) = &recipe.model else { return None };
+    let mask_token = spec.vocabulary as u32 - 1;
+    let (seed, probability) = (recipe.seed, spec.mask_probability);
+    Some(MaskedLm { seed, probability, mask_token, vocabulary: mask_token })
+}
+
+/// Batches of next-token prediction, turned into those of a model: masked, if there is a rule.
+#[derive(Debug, Clone, Copy)]
+pub struct Batches<T> {
+    /// Next-token prediction.
+    pub windows: T,
+    /// See [`masked_lm`].
+    pub masked: Option<MaskedLm>,
+    /// Tokens per sequence.
+    pub sequence_length: usize,
+}
+
+impl<T: Objective> Objective for Batches<T> {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
+        self.windows.fill(step, micro_step, batch)?;
+        if let Some(rule) = &self.masked {
+            rule.mask(step, micro_step, self.sequence_length, batch);
+        }
+        Ok(())
+    }
+}
+
+/// A sequence is masked as micro-step (its number) of step 0, so that the size of a batch decides
+/// nothing.
+impl<T: Evaluation> Evaluation for Batches<T> {
+    fn sequences(&self) -> usize {
+        self.windows.sequences()
+    }
+
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
+        self.windows.fill(first, shape, batch)?;
+        let Some(rule) = &self.masked else { return Ok(()) };
+        let mut masked = Batch::default();
+        let sequences = batch.tokens.chunks(self.sequence_length);
+        let sequences = sequences.zip(batch.targets.chunks(self.sequence_length));
+        for (number, (tokens, targets)) in (first as u32..).zip(sequences) {
+            let mut part = Batch::default();
+            part.tokens.extend(tokens);
+            let length = targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
+            part.lengths.push(length as u32);
+            rule.mask(0, number, self.sequence_length, &mut part);
+            masked.tokens.append(&mut part.tokens);
+            masked.targets.append(&mut part.targets);
+            masked.lengths.append(&mut part.lengths);
+            masked.counted += part.counted;
+        }
+        *batch = masked;
         Ok(())
     }
 }

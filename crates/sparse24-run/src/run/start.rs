@@ -79,7 +79,7 @@ impl Run {
                 not find it; open it with open_dataset";
             return Err(Error::setting("data", problem));
         }
-        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
@@ -145,7 +145,7 @@ impl Run {
             allow.extend(keys.map(str::to_owned));
         }
         let dataset = dataset_of(directory.path(), &config)?;
-        let mut trainer = new_trainer(&config, dataset.vocabulary() as usize)?;
+        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Log, MetricsLog, RunDirectory, StepMetrics,
-    components::CausalLm,
+    components::{Batches, CausalLm, masked_lm},
     flip_reference::FlipReference,
     instruments::FlipCounts,
     loss_spikes::{Spike, Spikes},
@@ -304,7 +304,10 @@ impl Run {
     pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<f64, Error> {
         let (context, most) = (self.config.model.sequence_length, self.config.run.eval_tokens);
         let windows = self.dataset.evaluation_windows(context, most);
-        let windows = Shown::new(windows, Part::Evaluation, windows.count(), observer);
+        let count = windows.count();
+        let masked = masked_lm(self.trainer.recipe());
+        let windows = Batches { windows, masked, sequence_length: context };
+        let windows = Shown::new(windows, Part::Evaluation, count, observer);
         let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
         if loss.is_finite() {
             Ok(loss)
@@ -321,12 +324,14 @@ impl Run {
         let sampling =
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let shape = self.trainer.recipe().batch;
-        let batches = CausalLm {
+        let windows = CausalLm {
             dataset: &self.dataset,
             seed: self.config.seed,
             shape,
             ahead: self.ahead.as_ref(),
         };
+        let masked = masked_lm(self.trainer.recipe());
+        let batches = Batches { windows, masked, sequence_length: shape.sequence_length };
         let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();

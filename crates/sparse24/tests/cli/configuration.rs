@@ -25,7 +25,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("backend.arithmetic=f16", unknown("backend.arithmetic", "f16", "bf16")),
         ("backend.name=metal", unknown("backend.name", "metal", "")),
         ("method.name=fts", unknown("method.name", "fts", "fst")),
-        ("model.kind=bert", unknown("model.kind", "bert", "")),
+        ("model.kind=elmo", unknown("model.kind", "elmo", "")),
         ("method.decay=weights", unknown("method.decay", "weights", "")),
         ("method.forward=column", unknown("method.forward", "column", "")),
         ("method.dgrad=forward", unknown("method.dgrad", "forward", "")),

@@ -2,6 +2,7 @@
 //! refusals.
 
 mod bench;
+mod bert;
 mod configuration;
 mod divergence;
 mod evaluation;

@@ -13,7 +13,7 @@ fn presets_are_listed_with_their_sources() {
     let presets = presets.as_array().unwrap();
     let names: Vec<&str> = presets.iter().map(|preset| preset["name"].as_str().unwrap()).collect();
     let gpt2 = ["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m"];
-    let small = ["quickstart", "shakespeare-char-cpu", "shakespeare-char"];
+    let small = ["quickstart", "shakespeare-char-cpu", "shakespeare-char", "bert-tiny-cpu"];
     assert_eq!(names, [&small[..], &gpt2].concat());
     let listed = place.answer("presets");
     for preset in presets {

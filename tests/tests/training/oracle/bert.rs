@@ -32,7 +32,7 @@ struct Block {
 pub(super) struct Forward {
     embedded: Normed,
     blocks: Vec<Block>,
-    /// Of the rows with a target.
+    /// Numbers of the rows with a target.
     rows: Vec<usize>,
     pub(super) targets: Vec<u32>,
     masked: Matrix,

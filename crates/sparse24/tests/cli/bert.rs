@@ -1,0 +1,51 @@
+//! BERT: masked tokens instead of next ones, from training to evaluation.
+
+use crate::support::{Place, SAVED};
+
+const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+
+#[test]
+fn a_run_repeats_its_bits_and_its_losses() {
+    let place = Place::new();
+    for method in ["dense", "fst", "bi-mask"] {
+        let more = format!("{BERT} --method {method} {SAVED} --set model.dropout=0.1");
+        let summary = place.train(method, &more);
+        place.repeats(method);
+        let report = place.json(&format!("eval {method} --json"));
+        assert_eq!(report["loss"], summary["val_loss"], "{method}");
+        // 15 % of 400 tokens, give or take four standard deviations.
+        let tokens = report["tokens"].as_u64().unwrap();
+        assert!((32..=88).contains(&tokens), "{tokens} masked tokens");
+        // Sequences are masked by number, whatever the batch.
+        let large = format!("{more} --set batch.size=30 --set steps=12");
+        place.train("large", &large);
+        assert_eq!(place.json("eval large --json")["tokens"], report["tokens"]);
+        std::fs::remove_dir_all(place.path("large")).unwrap();
+    }
+    let more = format!("{BERT} --method fst {SAVED} --set model.dropout=0.1");
+    place.train("threads", &format!("{more} --set backend.threads=3"));
+    assert!(place.model("threads", 12) == place.model("fst", 12), "other bits on three threads");
+    let notes = place.notes("report fst dense --out page.html");
+    assert!(notes.is_empty(), "{notes}");
+}
+
+#[test]
+fn what_a_bert_cannot_do_is_refused() {
+    let place = Place::trained(BERT);
+    for (line, code, pattern) in [
+        ("sample run", 3, "run does not generate text: it is a BERT"),
+        ("export run out", 3, "model.kind: expected \"gpt2\""),
+        ("train --init-from run --out other", 3, "expected a GPT-2"),
+        ("config --set model.kind=bert", 2, "model.bias: expected true for a BERT"),
+        ("config --set model.kind=elmo", 2, "model.kind: *elmo*bert"),
+        (
+            "config --preset bert-tiny-cpu --set model.activation_checkpointing=blocks",
+            2,
+            "model.activation_checkpointing: BERT keeps all activations",
+        ),
+    ] {
+        place.refuses(line, code, pattern);
+    }
+    let (out, _) = place.exits("resume run --set steps=14", 0);
+    assert!(!out.contains("sample") && !out.contains("export"), "{out}");
+}
