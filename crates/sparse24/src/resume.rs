@@ -11,7 +11,7 @@ use crate::{
     train::{self, Reporting},
 };
 
-/// Continue a run from its last checkpoint; the result is bit-identical to an uninterrupted run
+/// Continue a run from its last checkpoint, to the same bits as an uninterrupted run
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Run directory
