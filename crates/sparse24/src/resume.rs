@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Args {
     /// Run directory
     run: PathBuf,
-    /// If the newest checkpoint is damaged, set it aside and continue from the one before it
+    /// Set damaged checkpoints aside and continue from the newest undamaged one
     #[arg(long)]
     fall_back: bool,
     /// Key or section of the configuration that may differ from the checkpoint's; `data` also
