@@ -31,13 +31,13 @@ pub(crate) struct Args {
     /// may be repeated
     #[arg(long, value_name = "SIZE")]
     size: Vec<cuda::Size>,
-    /// Take fewer samples, with a wider spread
+    /// Take fewer samples, at the cost of a wider spread
     #[arg(long)]
     quick: bool,
     /// List the cases without running them; needs no GPU
     #[arg(long)]
     list: bool,
-    /// GPU index, as the driver counts; with --step, overrides `backend.gpu`
+    /// Index of the GPU in the driver's order; with --step, overrides `backend.gpu`
     #[arg(long, value_name = "NUMBER")]
     gpu: Option<usize>,
     /// Print one JSON object instead of tables

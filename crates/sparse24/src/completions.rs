@@ -8,7 +8,7 @@ use crate::{Cli, failure::Failure, output};
 /// Print the completions for a shell
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The shell
+    /// Shell that will read them
     shell: Shell,
 }
 

@@ -19,13 +19,13 @@ pub(crate) struct Configure {
     /// One setting, e.g. `model.layers=6`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Text file, folder of text files, or prepared shards [default: the embedded corpus]
+    /// Text file, folder of text files, or token shards [default: the embedded corpus]
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// Training method; `sparse24 presets --methods` lists them
     #[arg(long)]
     method: Option<String>,
-    /// Device: cpu or cuda
+    /// Backend: cpu or cuda
     #[arg(long)]
     backend: Option<String>,
     /// Number of optimizer steps

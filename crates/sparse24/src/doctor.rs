@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Folder where runs would be written
     #[arg(long, default_value = "runs")]
     out: PathBuf,
-    /// Index of the GPU to open, as the driver counts
+    /// Index of the GPU to open, in the driver's order
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     gpu: usize,
     /// Print one JSON object

@@ -24,16 +24,16 @@ use crate::{
     train::on_threads,
 };
 
-/// Compute the mean loss of runs or checkpoints over the whole validation split
+/// Compute the mean loss of runs or checkpoints over the validation split
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Run directories or checkpoints
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Evaluate the checkpoint of each run with the lowest validation loss, not the newest
+    /// Evaluate each run's checkpoint with the lowest validation loss, not the newest
     #[arg(long)]
     best: bool,
-    /// Data to use instead of the run's: a text file, a folder of text files, or prepared shards
+    /// Data to use instead of the run's: a text file, a folder of text files, or token shards
     /// (only shards if the model has no tokenizer)
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,

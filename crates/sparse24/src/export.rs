@@ -12,7 +12,7 @@ use crate::{
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that GPT2LMHeadModel of transformers loads
+/// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -22,10 +22,10 @@ pub(crate) struct Args {
     /// Data type of the stored weights
     #[arg(long, value_parser = choice::dtype(), default_value = "f32")]
     dtype: Dtype,
-    /// Refuse to export anything but a 2:4 model, which only a sparse phase has
+    /// Refuse to export anything but a 2:4 model, which only a checkpoint of a sparse phase has
     #[arg(long)]
     sparse24: bool,
-    /// Export the dense weights that training updates, where a sparse phase evaluates pruned ones
+    /// In a sparse phase, export the dense weights that training updates, not the pruned ones
     #[arg(long, conflicts_with = "sparse24")]
     dense: bool,
 }

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,
-    /// byte or gpt2 [default: chosen by the vocabulary size]
+    /// Tokenizer of the model: byte or gpt2 [default: chosen by the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
 }

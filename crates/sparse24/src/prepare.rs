@@ -29,10 +29,10 @@ pub(crate) struct Args {
     /// Folder to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Text between two documents of a text file [default: a corpus of text is one document]
+    /// Text that separates the documents of a text file [default: a corpus of text is one document]
     #[arg(long, value_name = "STRING")]
     separator: Option<String>,
-    /// Field of .jsonl files and column of .parquet files with the text
+    /// Field of .jsonl files, or column of .parquet files, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     field: String,
     /// Share of the tokens, or number of them, for validation, taken from the end [default: 0.1,

@@ -16,7 +16,7 @@ use crate::{
 /// Prune the matrices of safetensors files to 2:4; everything else is copied unchanged and listed
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Safetensors file, or folder of a model with one or with several and an index
+    /// Safetensors file, or model folder with one such file or with several and an index
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// File to write, replacing an existing one; for a folder, a new or empty folder
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Structure of the masks
     #[arg(long, value_parser = choice::mask())]
     mask: MaskKind,
-    /// Search for the pattern of a tile (transposable only)
+    /// Search for a tile's pattern (transposable masks only)
     #[arg(long, value_parser = choice::search(), default_value = "exact")]
     search: Search,
     #[command(flatten)]

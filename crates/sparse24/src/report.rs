@@ -9,19 +9,18 @@ use crate::{
     output::{note, say},
 };
 
-/// Write a self-contained page about one or several runs, side by side; unfinished and damaged runs
-/// included
+/// Write a self-contained page about one or more runs, including unfinished and damaged ones
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Run directories; a folder of lambda-search or study contributes its results and one run of
     /// each arm
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The file to write [default: RUN/report.html of the first run]
+    /// File to write [default: RUN/report.html of the first run]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Write one figure of the page as an SVG file instead: its name in the page's address, or
-    /// quickstart for loss and flip rate
+    /// Write one figure as an SVG file instead: NAME is its anchor in the page, or quickstart for
+    /// loss and flip rate
     #[arg(long, value_name = "NAME", requires = "out")]
     figure: Option<String>,
 }

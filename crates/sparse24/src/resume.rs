@@ -11,12 +11,12 @@ use crate::{
     train::{self, Reporting},
 };
 
-/// Continue a run from its last checkpoint; the result is bit-identical to an uninterrupted run
+/// Continue a run from its last checkpoint, to the same bits as an uninterrupted run
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Run directory
     run: PathBuf,
-    /// If the newest checkpoint is damaged, set it aside and continue from the one before it
+    /// Set damaged checkpoints aside and continue from the newest undamaged one
     #[arg(long)]
     fall_back: bool,
     /// Key or section of the configuration that may differ from the checkpoint's; `data` also

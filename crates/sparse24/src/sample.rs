@@ -17,13 +17,13 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
-    /// Text to continue [default: a new line, or token 0 if the tokenizer has none]
+    /// Text to continue [default: a line feed, or token 0 if the tokenizer has none]
     #[arg(long)]
     prompt: Option<String>,
     /// File with the text to continue
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Number of texts; each has the seed after that of the one before
+    /// Number of texts, with consecutive seeds
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     num_samples: u32,
     /// Number of tokens to generate
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Divisor of the logits; 0 always takes the most likely token
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
-    /// Sample only from this many most likely tokens
+    /// Number of most likely tokens to sample from
     #[arg(long, default_value_t = 200, allow_negative_numbers = true)]
     top_k: usize,
     /// Seed for the random draws

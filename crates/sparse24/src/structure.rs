@@ -22,7 +22,7 @@ pub(crate) struct Choice {
     /// Leave out tensors whose name matches
     #[arg(long, value_name = "REGEX")]
     exclude: Option<Regex>,
-    /// Also embeddings and the output head (lm_head), which are left out otherwise
+    /// Include embeddings and the output head (lm_head)
     #[arg(long)]
     embeddings: bool,
     /// Print the list as one JSON object

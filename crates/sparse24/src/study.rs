@@ -18,7 +18,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Train arms with several seeds and compare them seed by seed
+/// Train variants of a run (arms) with several seeds and compare them seed by seed
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Study file with a reference, seeds, base settings and arms
@@ -26,16 +26,16 @@ pub(crate) struct Args {
     /// Folder for the runs and the results
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Corpus: a text file, a folder of text files, or prepared shards
+    /// Corpus: a text file, a folder of text files, or token shards
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// A setting for all arms, e.g. `steps=500`; can be repeated
+    /// A setting for all arms, e.g. `steps=500`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// The arm to compare the others with, instead of the one in the file
+    /// Arm to compare the others with, instead of the one in the file
     #[arg(long, value_name = "ARM")]
     reference: Option<String>,
-    /// Number of runs at a time, which share the threads
+    /// Number of runs at a time; they share the threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep

@@ -42,11 +42,11 @@ pub(crate) struct Args {
     /// Run directory [default: runs/PRESET-TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Start with the weights and the shape of a run, a checkpoint or a Hugging Face GPT-2
+    /// Start with the weights and shape of a GPT-2: a run, a checkpoint or a Hugging Face folder
     #[arg(long, value_name = "PATH")]
     init_from: Option<PathBuf>,
     /// Replay the kernel choices of a run (or of a plans.json) instead of timing kernels: with the
-    /// same seed and GPU, the bits are the same
+    /// same seed, build and GPU model, the bits are the same
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
     /// Factor of masked decay, or auto for the one that a search recommends
@@ -65,7 +65,7 @@ pub(crate) struct Reporting {
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
-    /// Also write TensorBoard event files to RUN/tensorboard; a run that has some continues them
+    /// Also write TensorBoard event files to RUN/tensorboard; a run that has any continues them
     #[arg(long)]
     tensorboard: bool,
 }

@@ -18,7 +18,7 @@ use crate::{
 /// Exits with 0 only if all of them are.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Safetensors file, or folder of a model with one or with several and an index
+    /// Safetensors file, or model folder with one such file or with several and an index
     #[arg(value_name = "PATH")]
     file: PathBuf,
     /// Structure to verify

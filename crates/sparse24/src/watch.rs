@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Run directories, which need not exist yet, or folders of lambda-search or study
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The port of 127.0.0.1, for a tunnel from another machine; 0 is any that is free
+    /// Port on 127.0.0.1, for a tunnel from another machine; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
 }
