@@ -46,10 +46,9 @@ pub(crate) fn note(text: impl fmt::Display) {
 /// Text without control characters but line feeds, and without characters that change the direction
 /// of text: paths and files may hold escape sequences for the terminal.
 fn printable(text: &str) -> String {
-    let is_harmful = |c: char| {
-        c.is_control() && c != '\n'
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
+    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
+    let is_harmful =
+        |c: char| c.is_control() && c != '\n' || turns.iter().any(|range| range.contains(&c));
     text.replace(is_harmful, "\u{fffd}")
 }
 

@@ -135,7 +135,7 @@ impl Run {
         Self::resume_announced(path, how, |_| {})
     }
 
-    /// Like [`Self::resume`]; calls `announce` with the configuration before any path in it is read.
+    /// Like [`Self::resume`]; `announce` sees the configuration before any path in it is read.
     ///
     /// # Errors
     /// Like [`Self::resume`].

@@ -155,8 +155,8 @@ fn no_link_leads_out_of_a_folder() {
     }
 }
 
-/// Each file of a run or a study, and each that a command makes beside it, is another name of a file
-/// outside.
+/// Each file of a run or a study, and each that a command makes beside it, is another name of a
+/// file outside.
 #[test]
 fn other_names_of_files_outside_are_not_written() {
     for hostile in [hostile_run(), hostile_study()] {
