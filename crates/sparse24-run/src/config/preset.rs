@@ -78,7 +78,7 @@ pub const PRESETS: [Preset; 8] = [
     },
     Preset {
         name: "shakespeare-char-cpu",
-        summary: "4 layers, 128 wide, context 64: a character-level GPT-2 for CPUs",
+        summary: "4 layers, d_model 128, sequence length 64: a character-level GPT-2 for CPUs",
         source: nanogpt!(
             "nanoGPT, README, \"I only have a macbook\": train_shakespeare_char.py with smaller \
                 settings",
@@ -89,7 +89,7 @@ pub const PRESETS: [Preset; 8] = [
     },
     Preset {
         name: "shakespeare-char",
-        summary: "6 layers, 384 wide, context 256: a character-level GPT-2",
+        summary: "6 layers, d_model 384, sequence length 256: a character-level GPT-2",
         source: nanogpt!(
             "nanoGPT, config/train_shakespeare_char.py",
             "6e-5, the paper's, not searched"
