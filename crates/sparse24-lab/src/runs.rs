@@ -224,6 +224,25 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     Err(Error::file(path, problem))
 }
 
+/// Refuses a run whose configuration names other paths than the plan's: they would be read.
+fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+    let rows = [
+        ("data.path", &found.data.path, &wanted.data.path),
+        ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),
+    ];
+    for (key, found, wanted) in rows {
+        let absolute = |path: &str| std::path::absolute(path).unwrap_or_default();
+        if absolute(found) != absolute(wanted) {
+            let problem = format!(
+                "is a run with {key} = {found:?}, expected {wanted:?}; remove it, or name the \
+                 same paths"
+            );
+            return Err(Error::file(run, problem));
+        }
+    }
+    Ok(())
+}
+
 /// Starts or resumes a run, and returns its result unless it was stopped.
 fn train(
     folder: &Path,
@@ -234,6 +253,7 @@ fn train(
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml")) {
+        check_paths(&path, &run_config(&path)?, &member.config)?;
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
         Run::start(member.config.clone(), open_dataset(&member.config)?, Given::default(), &path)?

@@ -257,7 +257,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-const UNSET: [(&str, &str); 10] = [
+pub(crate) const UNSET: [(&str, &str); 10] = [
     ("optimizer.schedule", "\"cosine\""),
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),

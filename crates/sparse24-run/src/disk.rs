@@ -23,8 +23,6 @@ pub mod fault;
 pub enum As {
     /// To be read.
     Source,
-    /// To be written from its start, created or emptied.
-    Output,
     /// To be written, and not to exist yet.
     New,
     /// To be written at its end, created if it is missing.
@@ -33,15 +31,61 @@ pub enum As {
     Lock,
 }
 
-/// Opens a file. Whatever kind of file it is, this does not block.
+/// Opens a file. Whatever kind of file it is, this does not block; one to be changed is a regular
+/// file without another name.
 pub fn open_as(path: &Path, how: As) -> Result<File, Error> {
-    let action = match how {
-        As::Source => "read",
-        As::Output | As::New => "create",
-        As::Appended => "open",
-        As::Lock => "lock",
+    let (action, opened) = match how {
+        As::Source => ("read", open_file(path, how)),
+        As::New => ("create", open_file(path, how)),
+        As::Appended => ("open", open_changed(path, how)),
+        As::Lock => ("lock", open_changed(path, how)),
     };
-    open_file(path, how).map_err(|e| Error::io(action, path, e))
+    let file = opened.map_err(|e| Error::io(action, path, e))?;
+    let kind = file.metadata().map_err(|e| Error::io(action, path, e))?;
+    if how != As::Source && !kind.is_file() {
+        return Err(Error::file(path, "is not a regular file; remove it"));
+    }
+    Ok(file)
+}
+
+/// Opens a file to be changed. If it has other names (hard links, perhaps elsewhere), a copy takes
+/// its place, and they keep their contents.
+fn open_changed(path: &Path, how: As) -> io::Result<File> {
+    let file = open_file(path, how)?;
+    if !has_other_names(&file)? {
+        return Ok(file);
+    }
+    let aside = aside(path);
+    let mut copy = open_fresh(&aside)?;
+    io::copy(&mut open_file(path, As::Source)?, &mut copy)?;
+    copy.sync_all()?;
+    move_to(&aside, path)?;
+    let file = open_file(path, how)?;
+    if has_other_names(&file)? {
+        return Err(io::Error::other("it has another name again"));
+    }
+    Ok(file)
+}
+
+fn has_other_names(file: &File) -> io::Result<bool> {
+    #[cfg(unix)]
+    {
+        let found = file.metadata()?;
+        Ok(found.is_file() && std::os::unix::fs::MetadataExt::nlink(&found) > 1)
+    }
+    #[cfg(not(unix))]
+    Ok(false)
+}
+
+/// Opens a new file; what has its name is removed first, and not written.
+fn open_fresh(path: &Path) -> io::Result<File> {
+    match open_file(path, As::New) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+            unlink(path)?;
+            open_file(path, As::New)
+        }
+        opened => opened,
+    }
 }
 
 fn open_file(path: &Path, how: As) -> io::Result<File> {
@@ -50,7 +94,6 @@ fn open_file(path: &Path, how: As) -> io::Result<File> {
         use rustix::fs::OFlags;
         return Ok(File::from(at.open(match how {
             As::Source => OFlags::RDONLY | OFlags::NONBLOCK,
-            As::Output => OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK,
             As::New => OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
             As::Appended => OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NONBLOCK,
             As::Lock => OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK,
@@ -59,18 +102,14 @@ fn open_file(path: &Path, how: As) -> io::Result<File> {
     let mut options = File::options();
     match how {
         As::Source => options.read(true),
-        As::Output => options.write(true).create(true).truncate(true),
         As::New => options.write(true).create_new(true),
         As::Appended => options.append(true).create(true),
         As::Lock => options.read(true).write(true).create(true).truncate(false),
     };
     #[cfg(unix)]
     {
-        use rustix::fs::OFlags;
-        // What is made beside a file, to replace it, must not lead elsewhere.
-        let links = if how == As::Output { OFlags::NOFOLLOW } else { OFlags::empty() };
-        let flags = OFlags::NONBLOCK | links;
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
     }
     options.open(path)
 }
@@ -82,10 +121,9 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Creates or truncates the file.
+    /// Creates the file, in the place of one that is there.
     pub fn create(path: PathBuf) -> Result<Self, Error> {
-        let created =
-            fault::before(Operation::Create(&path)).and_then(|()| open_file(&path, As::Output));
+        let created = fault::before(Operation::Create(&path)).and_then(|()| open_fresh(&path));
         match created {
             Ok(file) => Ok(Self { path, file }),
             Err(source) => Err(Error::io("create", path, source)),
@@ -95,7 +133,7 @@ impl NewFile {
     /// Opens a file to be changed.
     pub fn reopen(path: PathBuf) -> Result<Self, Error> {
         fault::before(Operation::Create(&path))
-            .and_then(|()| open_file(&path, As::Lock))
+            .and_then(|()| open_changed(&path, As::Lock))
             .map(|file| Self { path: path.clone(), file })
             .map_err(|e| Error::io("write", path, e))
     }

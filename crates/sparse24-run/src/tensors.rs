@@ -5,7 +5,7 @@
 //! a tensor in proportion to that tensor, which lies inside the file.
 
 mod container;
-mod shards;
+pub(crate) mod shards;
 
 use std::{
     fs::File,

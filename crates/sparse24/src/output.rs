@@ -26,7 +26,7 @@ pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
 }
 
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
-    write(format_args!("{text}\n"))
+    write(format_args!("{}\n", printable(&text.to_string())))
 }
 
 /// Writes indented JSON to standard output.
@@ -39,14 +39,24 @@ pub(crate) static LIVE: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::n
 
 /// Writes a line to standard error, above the live ones; errors are ignored.
 pub(crate) fn note(text: impl fmt::Display) {
+    let text = printable(&text.to_string());
     LIVE.suspend(|| drop(writeln!(io::stderr(), "{text}")));
+}
+
+/// Text without control characters but line feeds, and without characters that change the direction
+/// of text: paths and files may hold escape sequences for the terminal.
+fn printable(text: &str) -> String {
+    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
+    let is_harmful =
+        |c: char| c.is_control() && c != '\n' || turns.iter().any(|range| range.contains(&c));
+    text.replace(is_harmful, "\u{fffd}")
 }
 
 /// Notes that the path of a setting is about to be read: in the run directory of others it may be
 /// any file.
 pub(crate) fn note_outside(key: &str, path: &str) {
     if !path.is_empty() {
-        note(format_args!("{key}: reads {}", path.replace(char::is_control, "\u{fffd}")));
+        note(format_args!("{key}: reads {}", path.replace('\n', "\u{fffd}")));
     }
 }
 

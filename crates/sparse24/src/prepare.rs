@@ -11,7 +11,7 @@ use sparse24_run::{
 use crate::{
     choice,
     failure::Failure,
-    output::{say, word},
+    output::{note, say, word},
     progress::WorkProgress,
     signals::Signals,
 };
@@ -72,6 +72,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     let (train, validation) = (dataset.train().len(), dataset.validation().len());
     let vocabulary = dataset.vocabulary();
+    let all = train + validation;
+    let asked = HeldOut::of(args.validation, all);
+    if !(asked / 2..=asked.saturating_mul(2)).contains(&validation) {
+        note(format_args!(
+            "{validation} of {all} tokens are for validation, where {asked} were asked for: the \
+             split lies between two documents"
+        ));
+    }
     if args.json {
         let summary = json!({
             "out": out.to_string(),

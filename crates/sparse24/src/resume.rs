@@ -33,12 +33,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // For the thread count; the run reads its configuration again under its lock.
     let config = run_config(&args.run)?.with_settings(&args.settings)?;
-    note_outside("data.path", &config.data.path);
-    note_outside("run.flip_reference", &config.run.flip_reference);
     let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
     let (allow, settings) = (args.allow.clone(), args.settings.clone());
     let how = Resume { damaged, allow, settings };
     train::on_threads(&config, || {
-        train::drive(Run::resume(&args.run, &how)?, &args.reporting, Signals::take()?)
+        let run = Run::resume_announced(&args.run, &how, |config| {
+            note_outside("data.path", &config.data.path);
+            note_outside("run.flip_reference", &config.run.flip_reference);
+        });
+        train::drive(run?, &args.reporting, Signals::take()?)
     })
 }

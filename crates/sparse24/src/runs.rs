@@ -9,7 +9,7 @@ use std::{
 
 use indicatif::ProgressBar;
 use sparse24_lab::runs::{Member, Watcher};
-use sparse24_run::run::{Asked, Observer, StepMetrics};
+use sparse24_run::run::{Asked, Observer, Part, StepMetrics};
 
 use crate::{
     failure::{Exit, Failure},
@@ -79,6 +79,19 @@ impl Observer for Worker {
             None if self.printed.elapsed() >= INTERVAL => {
                 self.printed = Instant::now();
                 note(format_args!("{}: step {}/{} {line}", self.name, metrics.step, self.until));
+            }
+            None => {}
+        }
+    }
+
+    fn working(&mut self, part: Part, done: usize, of: usize) {
+        let Part::Evaluation = part else { return };
+        let line = format!("evaluating {} %", 100 * done / of.max(1));
+        match &self.bar {
+            Some(bar) => bar.set_message(line),
+            None if self.printed.elapsed() >= INTERVAL => {
+                self.printed = Instant::now();
+                note(format_args!("{}: {line}", self.name));
             }
             None => {}
         }

@@ -173,9 +173,12 @@ pub(crate) fn on_threads<T: Send>(
     config: &Config,
     work: impl FnOnce() -> Result<T, Failure> + Send,
 ) -> Result<T, Failure> {
-    processor::on_threads(config.backend.threads, work).map_err(|error| {
-        Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"))
-    })?
+    // A foreign configuration may ask for thousands; results do not depend on their number.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    processor::on_threads(config.backend.threads.min(cores.saturating_mul(4).max(64)), work)
+        .map_err(|error| {
+            Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"))
+        })?
 }
 
 /// Trains a run to its end and reports its progress.

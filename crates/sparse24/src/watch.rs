@@ -214,9 +214,9 @@ fn asked(head: &[u8], token: &str) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
-        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Complete(length)) if length <= LONGEST_HEAD => {}
         Ok(httparse::Status::Partial) if head.len() < LONGEST_HEAD => return None,
-        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => {
             return Some(Asked::Refused("431 Request Header Fields Too Large"));
         }
         Err(_) => return Some(Asked::Refused("400 Bad Request")),
@@ -228,8 +228,10 @@ fn asked(head: &[u8], token: &str) -> Option<Asked> {
     // A page of another site may have a name that leads here (DNS rebinding), but it sends that.
     let hosts = values("host");
     let is_here = |host: &[u8]| {
-        let name = host.iter().rposition(|byte| *byte == b':').map_or(host, |at| &host[..at]);
+        let (name, port) =
+            host.split_at(host.iter().position(|&b| b == b':').unwrap_or(host.len()));
         [&b"127.0.0.1"[..], b"localhost"].contains(&name)
+            && port.iter().skip(1).all(u8::is_ascii_digit)
     };
     let origin = |host: &[u8]| [b"http://", host].concat();
     let is_ours = matches!(hosts[..], [host] if is_here(host)

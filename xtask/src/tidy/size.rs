@@ -16,7 +16,7 @@ const MODELS: &str = "crates/sparse24-train/src/model/";
 const SUBJECT_LINES: usize = 7_600;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 2_175_000;
+const TOTAL: usize = 2_210_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -62,7 +62,7 @@ impl Axis {
             values.into_iter().filter(|value| value.is_finite() && *value >= 0.0).collect();
         let positive = values.iter().copied().filter(|value| *value > 0.0);
         let zeros = values.len() - positive.clone().count();
-        let (low, high) = range(positive).unwrap_or((0.0, 1.0));
+        let Some((low, high)) = range(positive) else { return Self::linear(label, 0.0, 1.0) };
         if high / low > WIDE && 20 * zeros <= values.len() {
             return Self::log(label, low, high);
         }
@@ -72,6 +72,8 @@ impl Axis {
 
     /// Logarithmic, from and to the next 1, 2 or 5 times a power of ten.
     pub(super) fn log(label: impl Into<String>, low: f64, high: f64) -> Self {
+        // Beyond, powers of ten are zero or infinite.
+        let [low, high] = [low, high].map(|value| value.clamp(1e-300, 1e300));
         let steps = |value: f64| {
             let decade = 10_f64.powf(value.log10().floor());
             [1.0, 2.0, 5.0, 10.0].map(|digit| digit * decade)

@@ -160,10 +160,11 @@ pub(super) fn loss(runs: &[Record]) -> Figure {
     Figure {
         id: "loss",
         title: "Loss",
-        lead: "Thin: training loss of each step. Strong, with markers: loss on the whole \
-               validation set, with the weights of the phase. Time is the sum over optimizer \
-               steps, without evaluation, checkpoints and pauses."
-            .into(),
+        lead:
+            "Thin: training loss of each step. Strong, with markers: loss on the validation set, \
+               or on run.eval_tokens of it, with the weights of the phase. Time is the sum over \
+               optimizer steps, without evaluation, checkpoints and pauses."
+                .into(),
         plots,
         legend: legend(runs, &by_step),
         notes,

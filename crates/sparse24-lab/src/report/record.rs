@@ -250,7 +250,10 @@ impl Record {
                 self.layers.sort_by_cached_key(|name| natural(name));
             }
             let rate = |layer| rates.get(layer).map_or(f32::NAN, |rate| *rate as f32);
-            self.layer_flips.push((step, self.layers.iter().map(rate).collect()));
+            // A row of NaNs for a short line would take more memory than the line.
+            if rates.len() == self.layers.len() {
+                self.layer_flips.push((step, self.layers.iter().map(rate).collect()));
+            }
         }
         if let Some(instruments) = metrics.instruments {
             // Only the tiles of the last sample are drawn; they include the flips before it.

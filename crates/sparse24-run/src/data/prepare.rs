@@ -42,7 +42,8 @@ impl HeldOut {
     pub const MOST: usize = 2_000_000;
 
     /// How many of `all` tokens; by default a tenth, but at most [`HeldOut::MOST`].
-    fn of(this: Option<Self>, all: usize) -> usize {
+    #[must_use]
+    pub fn of(this: Option<Self>, all: usize) -> usize {
         let share = |share: f64| all - (all as f64 * (1.0 - share)) as usize;
         match this {
             None => share(VALIDATION_FRACTION).min(Self::MOST),
@@ -249,7 +250,7 @@ struct PartialFolder(PathBuf);
 impl PartialFolder {
     /// The place where a folder is made, empty but for a lock that this process holds. What a
     /// process that died left there is removed.
-    fn claim(folder: &Path) -> Result<(Self, File), Error> {
+    fn claim(folder: &Path) -> Result<(Self, [Option<File>; 2]), Error> {
         let path = disk::aside(folder);
         let failed = |e| Error::io("create", folder, e);
         match fs::create_dir(&path) {
@@ -267,13 +268,18 @@ impl PartialFolder {
             }
             Err(TryLockError::Error(e)) => return Err(failed(e)),
         }
+        // The lock file goes before the folder has its name; the lock on the folder itself lasts.
+        let whole = disk::open_directory(&path).ok();
+        if let Some(Err(TryLockError::WouldBlock)) = whole.as_ref().map(File::try_lock) {
+            return Err(Error::file(folder, "is being prepared by another process; wait for it"));
+        }
         // The folder that was to be replaced, if the process died between taking its name away and
         // giving it to the new one.
         drop(Self(disk::aside(&path)));
         for name in names(&path)?.into_iter().filter(|name| name != LOCK) {
             fs::remove_file(path.join(name)).map_err(failed)?;
         }
-        Ok((Self(path), lock))
+        Ok((Self(path), [Some(lock), whole]))
     }
 }
 

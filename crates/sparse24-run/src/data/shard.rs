@@ -208,8 +208,12 @@ impl Shard {
         let Some((at, id)) = (start..).zip(&mut ids).find(|&(_, id)| id >= vocabulary) else {
             return Ok(());
         };
+        let advice = match self.origin {
+            None if vocabulary == 256 => "; if these are GPT-2's tokens, set data.tokenizer=gpt2",
+            _ => "",
+        };
         let problem =
-            format!("token {id} at position {at} is beyond the vocabulary of {vocabulary}");
+            format!("token {id} at position {at} is beyond the vocabulary of {vocabulary}{advice}");
         Err(Error::file(&self.path, problem))
     }
 

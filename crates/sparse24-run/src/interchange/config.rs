@@ -11,6 +11,7 @@ use crate::{
     Error,
     config::{MOST, MOST_LAYERS},
     disk, json,
+    tensors::shards::check_inside,
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
@@ -116,6 +117,9 @@ impl Gpt2Config {
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         let refuse = |problem: String| Err(Error::file(path, problem));
+        if path.is_symlink() {
+            check_inside(path)?;
+        }
         let text = disk::read_small(path, 1 << 20)
             .map_err(|e| e.expecting("that of a Hugging Face GPT-2"))?;
         let malformed =

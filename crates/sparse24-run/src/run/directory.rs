@@ -241,9 +241,6 @@ pub fn lock(directory: &Path) -> Result<Lock, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
     let mut file = disk::open_as(&path, As::Lock)?;
-    if !file.metadata().map_err(lock_error)?.is_file() {
-        return Err(Error::file(path, "is not a regular file; remove it"));
-    }
     let folder = disk::open_directory(directory).ok();
     let locked = match folder.as_ref().map(File::try_lock) {
         Some(Err(TryLockError::WouldBlock)) => Err(TryLockError::WouldBlock),

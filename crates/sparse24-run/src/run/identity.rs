@@ -9,7 +9,7 @@ use super::snapshot::phase_ends;
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
-    config::{self, Config, renamed},
+    config::{self, Config, UNSET, renamed},
     data::{Dataset, Tokenizer},
 };
 use sparse24_train::{method::Method, trainer::Trainer};
@@ -157,9 +157,10 @@ pub(super) fn check(
     now: &State,
     allowed: &[String],
 ) -> Result<Vec<String>, Error> {
-    let is_known = |name: &str| name == DATA || now.config.keys().any(|key| covers(name, key));
+    let keys = || now.config.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
+    let is_known = |name: &str| name == DATA || keys().any(|key| covers(name, key));
     if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
-        return Err(config::unknown("--allow", name, now.config.keys().map(String::as_str)));
+        return Err(config::unknown("--allow", name, keys()));
     }
     if saved.dataset == no_dataset() {
         let problem = "is an imported model, which was not trained here; begin a run from it \

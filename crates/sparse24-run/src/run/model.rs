@@ -25,6 +25,7 @@ use crate::{
     disk::{self, Confined, confine},
 };
 use sparse24_train::{
+    ErrorKind,
     method::{KeptValues, Phase, WeightOperand},
     trainer::{Recipe, Trainer},
 };
@@ -80,7 +81,11 @@ impl Model {
 
     fn located((run, confined, from): (PathBuf, Confined, PathBuf)) -> Result<Self, Error> {
         let checkpoint = checkpoint::load(&from)?;
-        let config = config_of(&checkpoint.state, run_config(&run)?)?;
+        let config =
+            config_of(&checkpoint.state, run_config(&run)?).map_err(|error| match error {
+                Error::Setting { .. } => Error::file(&from, format!("its state.json: {error}")),
+                other => other,
+            })?;
         let table = config.model.token_table();
         let missing = || {
             Error::file(
@@ -225,11 +230,17 @@ impl Model {
     /// [`Error::Parameter`] or [`Error::Train`] for a checkpoint of another model than the
     /// configuration's; errors from the backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
-        let Self { mut config, checkpoint, recipe, .. } = self;
+        let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.gradient_accumulation_steps = 1;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
-        restore(&mut trainer, checkpoint)?;
+        restore(&mut trainer, checkpoint).map_err(|error| match error.kind() {
+            ErrorKind::Contract => Error::file(
+                &run,
+                format!("its checkpoint is not one of its configuration: {error}"),
+            ),
+            _ => error,
+        })?;
         Ok(trainer)
     }
 }

@@ -56,6 +56,9 @@ pub struct Provenance {
     /// Origin of lambda, in the first start of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
+    /// Decisive settings that this start changed, by key; for other data `data` and the path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed: BTreeMap<String, String>,
     /// Operating system and architecture.
     pub system: String,
     /// The training device.
@@ -79,6 +82,7 @@ impl Provenance {
             command: env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
             initial,
             lambda: None,
+            changed: BTreeMap::new(),
             system: format!("{} {}", env::consts::OS, env::consts::ARCH),
             device: device.description.clone(),
             simd: sparse24_cpu::Simd::detect().to_string(),
@@ -107,6 +111,12 @@ impl Provenance {
         let mut starts = if path.exists() { Self::read(path)? } else { Vec::new() };
         starts.push(self.clone());
         disk::write_atomically(path, &json::pretty(&starts))
+    }
+
+    /// The settings that the starts in a `provenance.json` changed; none without the file.
+    pub(super) fn all_changed(path: &Path) -> Result<BTreeMap<String, String>, Error> {
+        let starts = if disk::exists(path) { Self::read(path)? } else { Vec::new() };
+        Ok(starts.into_iter().flat_map(|start| start.changed).collect())
     }
 
     /// Reads the starts in a `provenance.json`, oldest first.

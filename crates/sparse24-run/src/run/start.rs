@@ -3,7 +3,7 @@
 //! Invariant: everything is checked before anything is written, and a new directory is a run only
 //! when it is complete.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
-    config::Config,
+    config::{Config, NEUTRAL},
     data::{Dataset, ReadAhead, Tokenizer},
     disk,
 };
@@ -132,18 +132,41 @@ impl Run {
     /// weights or whose metrics show that it had checkpoints; data or settings that differ and are
     /// not allowed to; and fewer steps than are done. [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
+        Self::resume_announced(path, how, |_| {})
+    }
+
+    /// Like [`Self::resume`]; `announce` sees the configuration before any path in it is read.
+    ///
+    /// # Errors
+    /// Like [`Self::resume`].
+    pub fn resume_announced(
+        path: &Path,
+        how: &Resume,
+        announce: impl FnOnce(&Config),
+    ) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let mut config = run_config(directory.path())?;
         let mut allow = how.allow.clone();
+        let mut changed = BTreeMap::new();
         if !how.settings.is_empty() {
             config = config.with_settings(&how.settings)?;
             make_absolute(&mut config)?;
             let keys = how.settings.iter().filter_map(|setting| setting.split_once('='));
-            let keys = keys.map(|(key, _)| if key == "data.path" { "data" } else { key });
-            let decisive = config.decisive();
-            let keys = keys.filter(|key| *key == "data" || decisive.contains_key(*key));
-            allow.extend(keys.map(str::to_owned));
+            let keys = keys.flat_map(|(key, _)| match key {
+                "data.path" => vec!["data"],
+                // Another method brings its own lambda.
+                "method.name" => vec![key, "method.lambda"],
+                _ => vec![key],
+            });
+            changed =
+                keys.filter_map(|key| Some((key.to_owned(), decided(&config, key)?))).collect();
+            allow.extend(changed.keys().cloned());
         }
+        // The process may have died before a checkpoint had what an earlier resume changed.
+        let earlier = Provenance::all_changed(&directory.provenance())?.into_iter();
+        let earlier = earlier.filter(|(key, value)| decided(&config, key).as_ref() == Some(value));
+        allow.extend(earlier.map(|(key, _)| key));
+        announce(&config);
         let dataset = dataset_of(directory.path(), &config)?;
         let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
@@ -258,8 +281,8 @@ impl Run {
         let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
         let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
         if finished.is_none() {
-            Provenance::of_start(&trainer.backend().device(), initial)
-                .record(&directory.provenance())?;
+            let start = Provenance::of_start(&trainer.backend().device(), initial);
+            Provenance { changed, ..start }.record(&directory.provenance())?;
         }
         let run = &config.run;
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
@@ -328,6 +351,16 @@ impl Run {
             finished: None,
         }
     }
+}
+
+/// The value of a key that decides bits; of `data` the path.
+fn decided(config: &Config, key: &str) -> Option<String> {
+    if key == "data" {
+        return Some(config.data.path.clone());
+    }
+    // What a checkpoint leaves out has its usual value.
+    let is_decisive = !NEUTRAL.contains(&key);
+    is_decisive.then(|| config.decisive().remove(key).unwrap_or_default())
 }
 
 /// Makes the paths of a configuration absolute: a resume may run in another working directory.

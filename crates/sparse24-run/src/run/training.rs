@@ -270,9 +270,9 @@ impl Run {
         }
         if let Some(share) = self.weak_decay(step) {
             let line = format!(
-                "step {step}: masked decay is too weak to calm the masks (mu is about 1 or more): \
-                    lambda {:e} alone moved a pruned weight by about {:.2} % so far; \
-                    `sparse24 lambda-search` finds a larger one",
+                "step {step}: masked decay is probably too weak to calm the masks: lambda {:e} \
+                    alone moved a pruned weight by about {:.2} % so far; \
+                    `sparse24 lambda-search` measures it",
                 self.config.method.lambda,
                 100.0 * share
             );

@@ -7,7 +7,7 @@ use super::{MetricsLog, Run};
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 /// The first step after which the decay is judged, if the warm-up is shorter.
-const FEWEST_JUDGED: u32 = 10;
+const FEWEST_JUDGED: u32 = 100;
 
 /// Less until then is too weak; in the searches of `docs/accuracy.md`, mu is then 0.99 or more.
 const WEAK: f64 = 0.1;
@@ -17,9 +17,10 @@ impl Run {
     /// if that is too little: the sum of lr lambda / r. Adam divides by r, on weights 1, on
     /// gradients about their root mean square after clipping.
     ///
-    /// It is judged after one step, the last of the warm-up.
+    /// It is judged after one step, the last of the warm-up; never in a run that ends before.
     pub(super) fn weak_decay(&self, step: u32) -> Option<f64> {
-        if step != self.config.warmup_end().max(FEWEST_JUDGED) {
+        let is_cut = self.config.optimizer.warmup_steps > self.config.steps;
+        if is_cut || step != self.config.warmup_end().max(FEWEST_JUDGED) {
             return None;
         }
         let lambda = self.config.lambda()?;

@@ -108,7 +108,7 @@ fn is_index(path: &Path) -> bool {
 
 /// Refuses a link out of the folder of a file. In the cache of Hugging Face, all files are links to
 /// `blobs` beside `snapshots`.
-fn check_inside(path: &Path) -> Result<(), Error> {
+pub(crate) fn check_inside(path: &Path) -> Result<(), Error> {
     let real = |path: &Path| fs::canonicalize(path).map_err(|e| Error::io("read", path, e));
     let (folder, file) = (real(disk::parent(path))?, real(path)?);
     let cache = folder.parent().filter(|parent| parent.ends_with("snapshots"));

@@ -155,23 +155,59 @@ fn no_link_leads_out_of_a_folder() {
     }
 }
 
-/// Each file of a run or a study is a pipe, or a link to a device that never ends.
+/// Each file of a run or a study, and each that a command makes beside it, is another name of a
+/// file outside.
+#[test]
+fn other_names_of_files_outside_are_not_written() {
+    for hostile in [hostile_run(), hostile_study()] {
+        let place = &hostile.place;
+        for name in &hostile.names {
+            for line in &hostile.commands {
+                hostile.reset();
+                let (inner, outer) = (place.path("run").join(name), place.path("outside/victim"));
+                if inner.is_dir() {
+                    continue;
+                }
+                if !inner.exists() {
+                    fs::write(&inner, "precious").unwrap();
+                }
+                fs::hard_link(&inner, &outer).unwrap();
+                let before = place.tree("outside");
+                let case = format!("{} as a hard link", name.display());
+                ends(place, line, &case);
+                assert!(place.tree("outside") == before, "{line} with {case} writes outside");
+            }
+        }
+    }
+}
+
+/// Each file of a run or a study is a pipe, a link to a device that never ends, or that device,
+/// where devices can be made.
 #[test]
 fn pipes_and_devices_do_not_block() {
     for hostile in [hostile_run(), hostile_study()] {
         for name in &hostile.names {
-            for is_pipe in [true, false] {
+            for kind in ["pipe", "link", "device"] {
                 for line in &hostile.commands {
                     hostile.reset();
                     let inner = hostile.place.path("run").join(name);
                     let _ = fs::remove_file(&inner);
                     let _ = fs::remove_dir_all(&inner);
-                    if is_pipe {
-                        assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
-                    } else {
-                        symlink("/dev/zero", &inner).unwrap();
+                    match kind {
+                        "pipe" => {
+                            assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
+                        }
+                        "link" => symlink("/dev/zero", &inner).unwrap(),
+                        // Only root may.
+                        _ => drop(
+                            Command::new("mknod")
+                                .arg(&inner)
+                                .args(["c", "1", "5"])
+                                .stderr(null())
+                                .status(),
+                        ),
                     }
-                    let case = format!("{} as a pipe or device", name.display());
+                    let case = format!("{} as a {kind}", name.display());
                     ends(&hostile.place, line, &case);
                 }
             }

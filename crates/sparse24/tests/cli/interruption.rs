@@ -115,8 +115,18 @@ fn a_resume_changes_settings_from_there_on() {
     assert!(is_said("from here on with steps=14, run.keep_last=1"), "{notes}");
     assert_eq!(place.metrics("run").len(), 14);
     assert!(place.read("run/config.toml").contains("steps = 14"));
-    // Without --allow, since the new setting is the run's own now.
+    // Without --allow, since the new setting is the run's own now, also where no checkpoint has it.
     place.answer("resume run");
+    place.answer("resume run --set steps=16 --set run.keep_last=9 --set batch.size=5");
+    let end = place.model("run", 16);
+    place.rewind("run", [16]);
+    place.answer("resume run");
+    assert!(place.model("run", 16) == end);
+    // Back to a value that checkpoints leave out, and to another method with its own lambda.
+    place.answer("resume run --set run.eval_tokens=24 --set steps=18");
+    place.answer("resume run --set run.eval_tokens=0 --set method.name=sr-ste --set steps=20");
+    place.edit("run/config.toml", "size = 5", "size = 4");
+    place.refuses("resume run", 3, "batch.size = 5*batch.size = 4 now*--allow batch.size");
 }
 
 #[test]

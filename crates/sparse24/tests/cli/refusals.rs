@@ -178,7 +178,7 @@ fn threads_that_cannot_be_started_are_refused() {
     );
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
-    place.refuses_command(command, 4, "backend.threads: *4096");
+    place.refuses_command(command, 4, "backend.threads: *64");
 }
 
 #[test]

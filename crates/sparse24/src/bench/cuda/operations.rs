@@ -131,6 +131,19 @@ fn activations(size: &Size) -> Vec<Operation> {
             4 * p * c,
         ),
     ];
+    // An eighth of the rows.
+    let rows = [("gather_rows", 0, p / 2), ("scatter_rows", 1, 3 * p)];
+    all.extend(rows.map(|(kernel, part, moved)| Operation {
+        part,
+        ..Operation::new(
+            (kernel, "rows"),
+            &["gather_rows", "scatter_rows"],
+            stream,
+            [p, 1, c, 8],
+            [YES; 4],
+            moved * c,
+        )
+    }));
     if stream != hidden {
         all.push(estimate("mvue_exact", exact, stream, YES));
     }
