@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asked = HeldOut::of(args.validation, all);
     if !(asked / 2..=asked.saturating_mul(2)).contains(&validation) {
         note(format_args!(
-            "{validation} of {all} tokens are for validation, where {asked} were asked for: the \
-             split lies between two documents"
+            "{validation} of {all} tokens are for validation, not {asked}: the split is between \
+             two documents"
         ));
     }
     if args.json {
