@@ -55,7 +55,7 @@ impl Acknowledgement {
                         Exit::Interrupted => "press Ctrl-C again",
                         _ => "send the signal again",
                     };
-                    let sentence = "stopping as soon as the work under way can be left";
+                    let sentence = "stopping; this takes a moment";
                     return note(format_args!("{sentence}; {again} to quit at once"));
                 }
             }
