@@ -27,9 +27,11 @@ pub(crate) use run_result::{builds, tokens_per_step};
 use sparse24_run::{
     Error, checkpoint,
     config::Config,
+    data::Dataset,
     disk,
     run::{
-        Asked, Damaged, Given, Observer, Part, Resume, Run, StepMetrics, open_dataset, run_config,
+        Asked, Damaged, Given, Observer, Part, Resume, Run, StepMetrics, data_source, open_dataset,
+        run_config,
     },
 };
 
@@ -137,6 +139,7 @@ impl RunSet {
         let (folder, members, keep) = (self.folder.path(), &self.members, self.keep);
         let (next, halted) = (AtomicUsize::new(0), AtomicBool::new(false));
         let shared = Mutex::new((&mut self.results, None::<Error>));
+        let opened = Mutex::new(None);
         let work = |mut watcher: Box<dyn Watcher>| {
             while let Some(&at) = waiting.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if halted.load(Ordering::SeqCst) {
@@ -148,7 +151,7 @@ impl RunSet {
                     threads => threads,
                 };
                 let trained = sparse24_run::processor::on_threads((all / jobs).max(1), || {
-                    train(folder, member, keep, &mut *watcher, &halted)
+                    train(folder, member, keep, &mut *watcher, (&halted, &opened))
                 })
                 .unwrap_or_else(|error| {
                     Err(Error::setting("backend.threads", format!("{error}; ask for fewer")))
@@ -224,6 +227,18 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     Err(Error::file(path, problem))
 }
 
+/// The dataset of a configuration, opened once for all runs that share it.
+fn dataset_of(config: &Config, opened: &Mutex<Option<Dataset>>) -> Result<Dataset, Error> {
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    match opened.as_ref().filter(|dataset| dataset.is_of(&data_source(config))) {
+        Some(dataset) => {
+            dataset.check_context(config.model.sequence_length)?;
+            Ok(dataset.clone())
+        }
+        None => Ok(opened.insert(open_dataset(config)?).clone()),
+    }
+}
+
 /// Refuses a run whose configuration names other paths than the plan's: they would be read.
 fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
     let rows = [
@@ -249,14 +264,15 @@ fn train(
     member: &Member,
     keep: Keep,
     watcher: &mut dyn Watcher,
-    halted: &AtomicBool,
+    (halted, opened): (&AtomicBool, &Mutex<Option<Dataset>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml")) {
         check_paths(&path, &run_config(&path)?, &member.config)?;
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
-        Run::start(member.config.clone(), open_dataset(&member.config)?, Given::default(), &path)?
+        let dataset = dataset_of(&member.config, opened)?;
+        Run::start(member.config.clone(), dataset, Given::default(), &path)?
     };
     let checkpoints = path.join(CHECKPOINTS);
     if keep == Keep::Checkpoints && !disk::exists(&checkpoints) {

@@ -13,6 +13,7 @@ use sparse24_lab::{
 use sparse24_run::{
     Error,
     config::Config,
+    data::TokenizerKind,
     interchange::Gpt2Config,
     processor,
     run::{
@@ -224,6 +225,12 @@ fn note_start(run: &Run, config: &Config) {
         run.dataset().source().display(),
         run.path().display()
     ));
+    if run.dataset().scan().is_some() && config.data.tokenizer == TokenizerKind::Byte {
+        note(
+            "the token files name no tokenizer, so their ids are read as bytes; data.tokenizer \
+             says otherwise",
+        );
+    }
     let mut products = String::new();
     if recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse) {
         products = format!("; sparse products are {}", device.sparse_products);

@@ -40,8 +40,8 @@ pub(super) fn is_plain(path: &Path) -> bool {
 pub(super) fn check_text(path: &Path, head: &[u8]) -> Result<(), Error> {
     // nanoGPT's shards have nothing but their name.
     if is_shard(head) || path.extension().is_some_and(|kind| kind == "bin") {
-        let problem = "is a token shard: name its folder, with shards to train on and to evaluate \
-                       on, such as train.bin and val.bin";
+        let problem = "is a token shard, not text; to train on shards, name a folder with some to \
+                       train on and some to evaluate on, such as train.bin and val.bin";
         return Err(Error::file(path, problem));
     }
     Ok(())

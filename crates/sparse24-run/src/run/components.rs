@@ -76,7 +76,8 @@ pub(super) fn record_scan(run: &Path, scan: &Scan) -> Result<(), Error> {
 }
 
 /// The data that a configuration names.
-pub(super) fn data_source(config: &Config) -> Source {
+#[must_use]
+pub fn data_source(config: &Config) -> Source {
     let DataConfig { path, tokenizer, validation_share, .. } = &config.data;
     let path = (!path.is_empty()).then(|| path.into());
     Source { path, kind: Some(*tokenizer), validation: *validation_share }

@@ -64,7 +64,7 @@ fn unusable_shards_are_refused() {
     place.write("foreign/train.bin", ids);
     place.write("foreign/val.bin", [1, 0]);
     let line = format!("train {TINY} --set data.tokenizer=byte --data foreign --out new");
-    place.refuses(&line, 3, "foreign/train.bin: *token 300*position 2*256");
+    place.refuses(&line, 3, "foreign/train.bin: *token 300*position 2*256*gpt2");
 }
 
 #[test]

@@ -206,10 +206,12 @@ fn prepared_and_foreign_shards_train() {
         place.write(&format!("foreign/{name}"), &ids);
     }
     place.train("foreign-run", "--data foreign");
+    let line = format!("train {TINY} --set data.tokenizer=byte --data foreign --out bytes");
+    assert!(place.notes(&line).contains("their ids are read as bytes"));
     assert!(place.path("foreign-run/data.json").exists());
     let shard = place.path("foreign/web_val_000000.bin");
     let line = format!("train --data {} --out x", shard.display());
-    place.refuses(&line, 3, "token shard*name its folder");
+    place.refuses(&line, 3, "token shard*name a folder");
 }
 
 #[test]
