@@ -97,6 +97,7 @@ impl From<clap::Error> for Failure {
         {
             let meant = match found.trim_start_matches('-') {
                 "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
+                "preset" => Some("the key `preset` of [base] in the file of a study".to_owned()),
                 name => config::meant(name).map(|key| format!("the setting `--set {key}=VALUE`")),
             };
             if let Some(meant) = meant {

@@ -233,6 +233,34 @@ fn what_is_read_outside_is_printed_first() {
     assert_eq!(err.lines().next(), Some(&*expected[0]));
 }
 
+/// Text of a foreign folder reaches the terminal without its escape sequences, and a configuration
+/// that does not fit is bad input.
+#[test]
+fn what_a_folder_says_is_harmless() {
+    let place = Place::trained("");
+    place.edit("run/config.toml", "preset = \"quickstart\"", "preset = \"\\u001b]0;x\\u0007\"");
+    let (_, err) = place.exits("eval run", 0);
+    let path = place.path("text").display().to_string();
+    place.edit("run/config.toml", &path, "\\u001b[2K\\u202e/nowhere");
+    let (_, missing) = place.exits("eval run", 3);
+    for text in [err, missing] {
+        let is_harmful = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
+        assert!(!text.contains(is_harmful), "{text:?}");
+    }
+}
+
+/// A configuration of a model folder is not read through a link out of it.
+#[test]
+fn a_model_folder_is_not_left() {
+    let place = Place::trained("");
+    place.answer("export run gpt2");
+    fs::rename(place.path("gpt2/config.json"), place.path("secret")).unwrap();
+    symlink(place.path("secret"), place.path("gpt2/config.json")).unwrap();
+    for line in ["import gpt2 new", "train --init-from gpt2 --out new"] {
+        place.refuses(line, 3, "gpt2/config.json: is a link out of its folder");
+    }
+}
+
 /// Another process exchanges the folder of checkpoints, and files of the run, with links outside
 /// while commands run.
 #[test]
