@@ -28,6 +28,8 @@ pub(super) fn read(path: &Path) -> Result<Plans, Error> {
 /// # Errors
 /// [`Error::File`] names the file, and the plan that this device or this build does not have.
 pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> {
+    // A run may come from others.
+    let _confined = path.is_dir().then(|| disk::confine(path)).transpose()?;
     let within = path.join(PLANS);
     let file = if path.is_dir() { &within } else { path };
     if path.join(CONFIG).is_file() && !disk::exists(file) {

@@ -14,13 +14,15 @@ use std::{
 use crate::support::{Place, SAVED, TINY, Tree};
 
 /// Every command that opens a run.
-const COMMANDS: [&str; 6] = [
+const COMMANDS: [&str; 8] = [
     "resume run --tensorboard",
     "eval run",
     "sample run --tokens 1",
     "export run exported",
     "report run",
     "report --figure quickstart run --out figure.svg",
+    "train --init-from run --data text --steps 1 --set optimizer.warmup_steps=0 --out other",
+    "train --plans run --data text --steps 1 --set optimizer.warmup_steps=0 --set model.layers=1 --out other",
 ];
 
 /// Names that a command might write, besides those of a finished run.
@@ -67,7 +69,7 @@ impl Hostile {
 
     /// Makes the folder anew, and removes what lies outside.
     fn reset(&self) {
-        for folder in ["run", "exported", "outside"] {
+        for folder in ["run", "exported", "outside", "other"] {
             let _ = fs::remove_dir_all(self.place.path(folder));
         }
         let run = self.place.path("run");
