@@ -22,7 +22,7 @@ const COMMANDS: [&str; 8] = [
     "report run",
     "report --figure quickstart run --out figure.svg",
     "train --init-from run --data text --steps 1 --set optimizer.warmup_steps=0 --out other",
-    "train --plans run --data text --steps 1 --set optimizer.warmup_steps=0 --set model.layers=1 --out other",
+    "train --plans run --data text --steps 1 --set optimizer.warmup_steps=0 --out other",
 ];
 
 /// Names that a command might write, besides those of a finished run.
