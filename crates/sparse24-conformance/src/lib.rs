@@ -305,7 +305,8 @@ impl<'a> Bench<'a> {
         let distinct = if self.prepared.is_some() { rows.min(PANEL) } else { rows };
         let drawn = (0..distinct * columns).map(|_| self.values.draw(&mut self.random).into());
         let drawn: Vec<f64> = drawn.collect();
-        let all = drawn.iter().copied().cycle().take(rows * columns).collect();
+        let mut all = drawn.repeat(rows.div_ceil(distinct.max(1)));
+        all.truncate(rows * columns);
         Matrix::from_shape_vec((rows, columns), all).expect("as many")
     }
 
