@@ -12,7 +12,7 @@ use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec};
 #[must_use]
 pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
     let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
-    let Gpt2Spec { activation, sparsify, .. } = gpt2;
+    let Gpt2Spec { activation, sparsify, prediction, .. } = gpt2;
     ModelSpec::Bert(BertSpec {
         layers,
         heads,
@@ -23,6 +23,7 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
         activation,
         sparsify,
         mask_probability: 1.0,
+        prediction,
     })
 }
 

@@ -9,7 +9,7 @@ use sparse24_train::backend::{
     op::{
         ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, DropoutOp,
         Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients, HeadLoss, NormBackward,
-        NormForward, ScatterRows,
+        NormForward, ScatterRows, TargetLoss,
     },
 };
 
@@ -305,11 +305,12 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
     });
 }
 
-/// Loss and gradients, a few rows of logits at a time, with ignored targets, smoothing and a bias.
+/// Loss and gradients, a few rows of logits at a time, with ignored targets, smoothing and a bias;
+/// a vocabulary of one has the squared error.
 pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     bench.tame();
     let [p, d, vocabulary, chunk] = draw.sizes;
-    let vocabulary = vocabulary.max(2);
+    let vocabulary = vocabulary.max(1);
     let [trains, add, ignores, smoothed] = draw.options;
     let biased = draw.batch == 2;
     let (p, d) = (p.max(1), bench.columns(d));
@@ -317,11 +318,18 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     let (embedding, e_host) = bench.parameter([vocabulary, d]);
     let e_host = bench.storage.rounded(&e_host);
     let (bias, bias_host) = bench.bias(vocabulary);
-    let mut targets = bench.random_ids(p, vocabulary);
+    let mut targets = match vocabulary {
+        1 => bench.matrix([p, 1]).iter().map(|&t| (t as f32).to_bits()).collect(),
+        _ => bench.random_ids(p, vocabulary),
+    };
     if ignores {
         targets[0] = HeadLoss::IGNORE;
     }
     let smoothing = if smoothed { 0.125 } else { 0.0 };
+    let kind = match vocabulary {
+        1 => TargetLoss::SquaredError,
+        _ => TargetLoss::CrossEntropy { smoothing },
+    };
     let logits =
         bench.alloc([p.div_ceil(chunk), vocabulary], DType::Activation, Region::Activations);
     let (loss, dx) = (bench.sum("loss", [1, 1], false), bench.output("dx", p, d));
@@ -342,7 +350,7 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         embedding,
         bias: biased.then_some(bias),
         targets: bench.ids(&targets),
-        smoothing,
+        kind,
         logits,
         loss: loss.tensor,
         gradients: trains.then_some(gradients),
@@ -358,8 +366,13 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
             logits = plus_row(a, &logits, &bias_host);
         }
         let logits = storage.between(a, &logits);
-        let (sum, dlogits) =
-            layers::loss(a, &logits, &targets, smoothing.into(), LOSS_SCALE.into());
+        let scale = LOSS_SCALE.into();
+        let (sum, dlogits) = match kind {
+            TargetLoss::CrossEntropy { .. } => {
+                layers::loss(a, &logits, &targets, smoothing.into(), scale)
+            }
+            TargetLoss::SquaredError => layers::squared_error(a, &logits, &targets, scale),
+        };
         let sum = Matrix::from_elem((1, 1), sum);
         if !trains {
             return vec![sum];

@@ -18,17 +18,19 @@ pub enum Activation {
     Geglu,
     /// SiLU(first half of the columns) times the second half.
     Swiglu,
+    /// `tanh(z)`.
+    Tanh,
 }
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 4] = [Self::Gelu, Self::GeluErf, Self::Geglu, Self::Swiglu];
+    pub const ALL: [Self; 5] = [Self::Gelu, Self::GeluErf, Self::Geglu, Self::Swiglu, Self::Tanh];
 
     /// Columns of Z per column of H: 2 for the gated activations, 1 for the others.
     #[must_use]
     pub const fn columns_in(self) -> usize {
         match self {
-            Self::Gelu | Self::GeluErf => 1,
+            Self::Gelu | Self::GeluErf | Self::Tanh => 1,
             Self::Geglu | Self::Swiglu => 2,
         }
     }

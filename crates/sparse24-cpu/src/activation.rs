@@ -1,4 +1,4 @@
-//! GELU, GEGLU and SwiGLU, forward and backward.
+//! GELU, GEGLU, SwiGLU and tanh, forward and backward.
 //!
 //! With u = sqrt(2/pi) (z + 0.044715 z^3), GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u); in its erf
 //! form, GELU(z) = z/2 (1 + erf(z / sqrt 2)); and SiLU(z) = z sigmoid(z). A gated activation of Z
@@ -14,7 +14,7 @@ use sparse24_core::op::Activation;
 
 use crate::{Error, check, elementwise, math};
 
-/// H = act(Z): Z `[p, f]` for GELU and `[p, 2f]` for the gated activations, H `[p, f]`.
+/// H = act(Z): Z `[p, f]`, or `[p, 2f]` for the gated activations, H `[p, f]`.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree.
@@ -31,6 +31,7 @@ pub fn activation_forward(
         Activation::GeluErf => plain_forward(z, h, gelu_erf),
         Activation::Geglu => gated_forward(z, h, gelu),
         Activation::Swiglu => gated_forward(z, h, silu),
+        Activation::Tanh => plain_forward(z, h, tanh),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
     }
     Ok(())
@@ -56,6 +57,7 @@ pub fn activation_backward(
         Activation::GeluErf => plain_backward(dh, z, dz, gelu_erf),
         Activation::Geglu => gated_backward(dh, z, dz, gelu),
         Activation::Swiglu => gated_backward(dh, z, dz, silu),
+        Activation::Tanh => plain_backward(dh, z, dz, tanh),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
     }
     Ok(())
@@ -104,6 +106,21 @@ fn gelu_erf(z: f32) -> (f32, f32) {
 #[inline(always)]
 fn silu(z: f32) -> (f32, f32) {
     gate(z, 87.0, |z| LOG2_E * z, |_| 1.0)
+}
+
+/// (tanh(z), tanh'(z)): z + z^3 m(z^2) within +-5/8, where m is a minimax fit with relative error
+/// 2^-27.8, else 1 - 2 / (1 + e^2|z|) with the sign of z. Beyond 43, tanh is +-1.
+#[inline(always)]
+fn tanh(z: f32) -> (f32, f32) {
+    const FIT: [f32; 5] =
+        [-0.005_717_166, 0.020_650_728, -0.053_743_556, 0.133_314_92, -0.333_332_84];
+    let (_, inner) = limited(z, 43.0);
+    let square = inner * inner;
+    let m = FIT[1..].iter().fold(FIT[0], |sum, coefficient| sum * square + coefficient);
+    let far = 1.0 - 2.0 * math::sigmoid2(-2.0 * LOG2_E * inner.abs());
+    let far = if inner < 0.0 { -far } else { far };
+    let value = if inner.abs() <= 0.625 { inner + inner * (square * m) } else { far };
+    (value, 1.0 - value * value)
 }
 
 /// z sigmoid2(exponent(z)) and its derivative, where slope = ln 2 * exponent'. Beyond +-limit the

@@ -1,4 +1,4 @@
-//! Softmax cross-entropy over a vocabulary, with its gradient in place.
+//! Softmax cross-entropy over a vocabulary and squared error, with their gradients in place.
 
 use ndarray::ArrayViewMut2;
 use rayon::prelude::*;
@@ -59,4 +59,28 @@ pub fn head_loss(
     });
     let losses: Vec<f64> = losses.collect();
     Ok(losses.into_iter().fold(0.0, |sum, loss| sum + loss))
+}
+
+/// The summed squared error of one column of outputs; overwrites them with their gradient.
+///
+/// loss = sum (z - t)^2 and dz = 2 scale (z - t), where a target has the bits of t. A row whose
+/// target is `ignore` adds no loss and gets zero. Rows are added in order. z `[p, 1]`.
+///
+/// # Errors
+/// [`Error::Shape`] unless there are one column and one target per row; [`Error::Layout`] if the
+/// outputs are not contiguous.
+pub fn squared_error(
+    z: ArrayViewMut2<'_, f32>,
+    targets: &[u32],
+    ignore: Option<u32>,
+    scale: f32,
+) -> Result<f64, Error> {
+    check::shape("squared_error", "z", [targets.len(), 1], z.dim().into())?;
+    let mut sum = 0.0;
+    for (z, &target) in check::elements_mut("squared_error", "z", z)?.iter_mut().zip(targets) {
+        let difference = if Some(target) == ignore { 0.0 } else { *z - f32::from_bits(target) };
+        sum += f64::from(difference) * f64::from(difference);
+        *z = 2.0 * scale * difference;
+    }
+    Ok(sum)
 }

@@ -1,5 +1,5 @@
 // Nonlinearities with their derivatives, as sparse24_cpu::activation: GELU (tanh form) and SiLU as
-// z / (1 + 2^-y) with y(z) a polynomial, and GELU (erf form).
+// z / (1 + 2^-y) with y(z) a polynomial, GELU (erf form), and tanh.
 #pragma once
 #include "scalar.cuh"
 
@@ -62,5 +62,19 @@ struct Silu {
         Limited to = limited(z, 87.0f);
         float s = sigmoid2(1.4426950f * to.inner);
         return {to.low * s, s + to.inner * (s * (1.0f - s))};
+    }
+};
+
+// z + z^3 m(z^2) within +-5/8, m a polynomial; else 1 - 2 / (1 + e^2|z|) with the sign of z.
+struct Tanh {
+    static __device__ __forceinline__ Activated at(float z) {
+        constexpr float FIT[5] = {-0.0057171658f, 0.020650728f, -0.053743556f, 0.13331492f,
+                                  -0.33333284f};
+        float inner = limited(z, 43.0f).inner, square = inner * inner, m = FIT[0];
+#pragma unroll
+        for (int i = 1; i < 5; ++i) m = m * square + FIT[i];
+        float far = copysignf(1.0f - 2.0f * sigmoid2(-2.8853901f * fabsf(inner)), inner);
+        float value = fabsf(inner) <= 0.625f ? inner + inner * (square * m) : far;
+        return {value, 1.0f - value * value};
     }
 };

@@ -1,6 +1,8 @@
 // head_loss, loss_forward: with q = softmax(logits) and t = (1 - smoothing) * one-hot(target) +
 //      smoothing / vocabulary for each row, losses = -sum(t * ln q); head_loss also overwrites the
 //      logits with loss_scale * (q - t)
+// squared_error: losses = (z - t)^2 for column 0 of the logits, z, where a target has the bits of
+//      the f32 t; z becomes 2 * loss_scale * (z - t), other columns 0
 // loss_sum: *loss = sum(losses), or += it; raises the flag of health if the result is not finite
 // in   logits bf16 [rows, columns], where columns beyond `vocabulary` are padding and get zeros;
 //      targets u32 [rows]: all ones is ignored (loss 0, zeros), another one outside the vocabulary
@@ -148,6 +150,21 @@ extern "C" __global__ void __launch_bounds__(512, 2)
                  float smoothing) {
     row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0,
                                smoothing, nullptr);
+}
+
+// A thread has a row.
+extern "C" __global__ void __launch_bounds__(256)
+    squared_error(bf16* logits, const u32* targets, float* losses, u64 rows, u32 columns,
+                  const StepState* state) {
+    u64 row = u64(blockIdx.x) * 256 + threadIdx.x;
+    if (row >= rows) return;
+    pdl_wait();
+    u32 target = targets[row];
+    bf16* z = logits + row * columns;
+    float difference = target == IGNORE ? 0.0f : widen(z[0]) - __uint_as_float(target);
+    losses[row] = difference * difference;
+    z[0] = narrow(2.0f * state->loss_scale * difference);
+    for (u32 c = 1; c < columns; ++c) z[c] = bf16{0};
 }
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.

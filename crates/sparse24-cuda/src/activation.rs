@@ -60,7 +60,7 @@ pub fn backward(
 }
 
 /// Every activation with the operation and the kernel of its forward and of its backward pass.
-static KERNELS: [(Activation, [(&str, &str); 2]); 4] = [
+static KERNELS: [(Activation, [(&str, &str); 2]); 5] = [
     (Activation::Gelu, [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")]),
     (
         Activation::GeluErf,
@@ -71,6 +71,7 @@ static KERNELS: [(Activation, [(&str, &str); 2]); 4] = [
         Activation::Swiglu,
         [("swiglu forward", "swiglu_forward"), ("swiglu backward", "swiglu_backward")],
     ),
+    (Activation::Tanh, [("tanh forward", "tanh_forward"), ("tanh backward", "tanh_backward")]),
 ];
 
 fn kernels(activation: Activation) -> Result<[(&'static str, &'static str); 2], Error> {

@@ -163,7 +163,7 @@ macro_rules! sources {
 pub const SOURCES: &[Source] = sources! {
     "activation" Activation: [
         "gelu_forward", "gelu_backward", "gelu_erf_forward", "gelu_erf_backward", "geglu_forward",
-        "geglu_backward", "swiglu_forward", "swiglu_backward",
+        "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
     ], ALL, On;
     "add" Norm: ["add"], ALL, Off;
     "adamw" Optimizer: ["adamw_step"], ALL, Off;
@@ -194,7 +194,7 @@ pub const SOURCES: &[Source] = sources! {
     ], ALL, Off;
     "flip_count" Mask: ["flip_count"], ALL, Off;
     "grad_norm" Optimizer: ["square_sums", "norm_of_sums"], ALL, Off;
-    "loss" Loss: ["head_loss", "loss_forward", "loss_sum"], ALL, On;
+    "loss" Loss: ["head_loss", "loss_forward", "squared_error", "loss_sum"], ALL, On;
     "mask_search" Mask: [
         "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16",
         "column_mask_search_f32", "column_mask_search_bf16",

@@ -1,4 +1,4 @@
-//! Softmax cross-entropy over a vocabulary, with its gradient in place.
+//! Softmax cross-entropy over a vocabulary and squared error, with their gradients in place.
 
 use half::bf16;
 use sparse24_core::op::Accumulate;
@@ -73,6 +73,30 @@ pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
         grid,
         &arguments![logits, targets, losses, columns, vocabulary, smoothing],
     )
+}
+
+/// losses `[p, 1]` = (z - t)^2, overwritten, of column 0 of the outputs z `[p, columns]`, where a
+/// target `[p, 1]` has the bits of t; and z = 2 `loss_scale` (z - t), with that of the step state.
+/// Other columns, and rows with the target [`IGNORE`], get zeros.
+///
+/// # Errors
+/// See [`head_loss`].
+pub fn squared_error(
+    device: &mut Device,
+    z: Matrix<bf16>,
+    targets: Matrix<u32>,
+    losses: Matrix<f32>,
+) -> Result<(), Error> {
+    let shape @ [rows, columns] = z.shape();
+    device
+        .checks("squared error")
+        .input("targets", targets, [rows, 1], 4)?
+        .output("outputs", z, shape, 2)?
+        .output("losses", losses, [rows, 1], 4)?;
+    let grid = Grid::line(rows.div_ceil(256), 256);
+    let (rows, columns, state) = (rows as u64, columns as u32, device.state());
+    let arguments = arguments![z, targets, losses, rows, columns, state];
+    device.launch("squared_error", grid, &arguments)
 }
 
 /// loss `[1, 1]` = the sum of losses `[p, 1]`, or loss += it, in a fixed order. Raises the flag of

@@ -235,6 +235,7 @@ impl Contents {
         }
         let mut figures = vec![curves::loss(runs)];
         figures.extend(curves::validation(runs));
+        figures.extend(curves::score(runs));
         figures.extend(curves::flips(runs));
         figures.extend(masks::heat(runs));
         figures.extend(masks::scatter(runs));

@@ -3,7 +3,10 @@
 //! Later layers win: the preset, a file, `--set key=value`. A resolved configuration names every
 //! key, so a run directory explains itself.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -11,6 +14,7 @@ use toml::{Table, Value};
 use crate::{
     Error,
     data::{self, TokenizerKind},
+    task::{self, Layout, TASKS, Task, TaskSource},
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
@@ -54,6 +58,9 @@ pub struct Config {
     pub batch: BatchConfig,
     /// The corpus.
     pub data: DataConfig,
+    /// The task of a fine-tuning.
+    #[serde(default)]
+    pub task: TaskConfig,
     /// When to measure and save, and when to stop early.
     pub run: RunConfig,
     /// The device.
@@ -169,6 +176,18 @@ pub struct DataConfig {
     pub validation_share: f64,
 }
 
+/// The task of a fine-tuning.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskConfig {
+    /// A task of [`task::TASKS`]; empty for pre-training.
+    pub name: String,
+    /// Outputs per example: the classes, or 1 for a number.
+    pub outputs: usize,
+    /// Tokens per example; longer ones are cut. 0 is the model's sequence length.
+    pub max_length: usize,
+}
+
 /// When to measure and save, and when to stop early. An interval of 0 steps is never.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -257,7 +276,10 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 10] = [
+pub(crate) const UNSET: [(&str, &str); 13] = [
+    ("task.name", "\"\""),
+    ("task.outputs", "0"),
+    ("task.max_length", "0"),
     ("optimizer.schedule", "\"cosine\""),
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
@@ -371,6 +393,44 @@ impl Config {
             Error::Setting { .. } => Error::file(path, error.to_string()),
             other => other,
         })
+    }
+
+    /// The task, if it is a fine-tuning.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an unknown one.
+    pub fn task(&self) -> Result<Option<&'static Task>, Error> {
+        let name = &self.task.name;
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let names = TASKS.iter().map(|task| task.name);
+        task::find(name).map(Some).ok_or_else(|| unknown("task.name", name, names))
+    }
+
+    /// The examples of the task, if it is a fine-tuning.
+    ///
+    /// # Errors
+    /// Like [`Config::task`].
+    pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
+        let layout = match self.model.kind {
+            ModelKind::Gpt2 => Layout::Gpt2,
+            ModelKind::Bert => Layout::Bert,
+        };
+        let source = |task| {
+            let folder = PathBuf::from(&self.data.path);
+            TaskSource { task, folder, layout, max_length: self.batch_length() }
+        };
+        Ok(self.task()?.map(source))
+    }
+
+    /// Tokens per sequence of a batch.
+    #[must_use]
+    pub fn batch_length(&self) -> usize {
+        match self.task.max_length {
+            0 => self.model.sequence_length,
+            length => length,
+        }
     }
 
     /// The document that resolves to this configuration.

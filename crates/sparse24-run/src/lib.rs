@@ -6,6 +6,7 @@
 //! | [`config`] | the configuration document, presets and settings |
 //! | [`data`] | corpora, tokenizers, token shards and batches |
 //! | [`run`] | the run directory, and the driver that trains in it |
+//! | [`task`] | fine-tuning: labelled sentences, and the scores of predictions |
 //! | [`checkpoint`] | the checkpoint format and its store |
 //! | [`interchange`] | import from and export to Hugging Face |
 //! | [`pruning`] | prune and verify any safetensors file |
@@ -23,6 +24,7 @@ pub mod machine;
 pub mod processor;
 pub mod pruning;
 pub mod run;
+pub mod task;
 mod tensors;
 
 pub use error::Error;

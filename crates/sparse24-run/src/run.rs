@@ -42,8 +42,8 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, data_source, host_bytes, masked_lm, open_dataset, open_dataset_with,
-    run_config,
+    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_dataset,
+    open_dataset_with, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
 pub use identity::of_dataset;

@@ -9,7 +9,7 @@ use crate::{
     Error,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     method::Method,
-    nn::{BatchShape, Builder, ParameterSpec, Pass, Sparsity},
+    nn::{BatchShape, Builder, ParameterSpec, Pass, Prediction, Sparsity},
     objective::Batch,
 };
 
@@ -39,11 +39,26 @@ pub trait Model: Send {
     /// # Errors
     /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
     fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Vec<f32>, Error> {
-        Err(Error::Setting {
-            key: "model.kind".to_owned(),
-            problem: "this model does not generate text".to_owned(),
-        })
+        Err(no_text())
     }
+
+    /// The outputs `[size, outputs]` of a fine-tuned model for the batch that was evaluated last.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
+    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        Err(no_outputs())
+    }
+}
+
+fn no_text() -> Error {
+    let problem = "this model does not generate text".to_owned();
+    Error::Setting { key: "model.kind".to_owned(), problem }
+}
+
+fn no_outputs() -> Error {
+    let problem = "this model predicts tokens and no class or value of a sequence".to_owned();
+    Error::Setting { key: "task.name".to_owned(), problem }
 }
 
 /// A model as numbers: what a recipe holds.
@@ -84,7 +99,16 @@ impl ModelSpec {
     /// Whether it continues a text, see [`Model::next_logits`].
     #[must_use]
     pub fn generates(&self) -> bool {
-        matches!(self, Self::Gpt2(_))
+        matches!(self, Self::Gpt2(spec) if spec.prediction.is_none())
+    }
+
+    /// The prediction that it is fine-tuned for, if it is.
+    #[must_use]
+    pub fn prediction(&self) -> Option<Prediction> {
+        match self {
+            Self::Gpt2(spec) => spec.prediction,
+            Self::Bert(spec) => spec.prediction,
+        }
     }
 
     /// Refuses sizes of which no model can be built, for sequences of this length, and activation

@@ -12,8 +12,9 @@ use crate::{Error, backend::op::HeadLoss, nn::BatchShape};
 pub struct Batch {
     /// Input ids `[size, sequence_length]`, row-major.
     pub tokens: Vec<u32>,
-    /// Target ids, the shape of `tokens`;
-    /// [`IGNORE`](HeadLoss::IGNORE) where there is none.
+    /// Targets, the shape of `tokens`: ids of tokens or of classes, or the bits of f32 values;
+    /// [`IGNORE`](HeadLoss::IGNORE) where there is none. A fine-tuned model reads the rows that
+    /// have one.
     pub targets: Vec<u32>,
     /// Segment of each token, 0 or 1; empty if all are 0.
     pub segments: Vec<u32>,
@@ -143,12 +144,28 @@ pub trait Objective {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError>;
 }
 
+impl<T: Objective + ?Sized> Objective for Box<T> {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
+        (**self).fill(step, micro_step, batch)
+    }
+}
+
 /// The data that a model is evaluated on.
 pub trait Evaluation {
     /// Number of sequences.
     fn sequences(&self) -> usize;
     /// Fills a batch with `shape.size` sequences from `first` on. Fails as [`Objective::fill`].
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError>;
+}
+
+impl<T: Evaluation + ?Sized> Evaluation for Box<T> {
+    fn sequences(&self) -> usize {
+        (**self).sequences()
+    }
+
+    fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
+        (**self).fill(first, shape, batch)
+    }
 }
 
 /// The result of an evaluation.

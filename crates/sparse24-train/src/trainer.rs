@@ -428,6 +428,36 @@ impl Trainer {
     /// # Panics
     /// If `size` is 0 or more than a micro-batch has.
     pub fn evaluate(&mut self, data: &dyn Evaluation, size: usize) -> Result<Metrics, Error> {
+        self.evaluate_parts(data, size, |_, _| Ok(()))
+    }
+
+    /// Evaluates all sequences with a fine-tuned model, like [`Self::evaluate`]; also returns its
+    /// outputs `[sequences, outputs]`.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that is not fine-tuned; errors of [`Self::evaluate`].
+    ///
+    /// # Panics
+    /// Like [`Self::evaluate`].
+    pub fn predict(
+        &mut self,
+        data: &dyn Evaluation,
+        size: usize,
+    ) -> Result<(Metrics, Vec<f32>), Error> {
+        let mut outputs = Vec::new();
+        let metrics = self.evaluate_parts(data, size, |model, pass| {
+            outputs.extend(model.outputs(pass)?);
+            Ok(())
+        })?;
+        Ok((metrics, outputs))
+    }
+
+    fn evaluate_parts(
+        &mut self,
+        data: &dyn Evaluation,
+        size: usize,
+        mut each: impl FnMut(&dyn Model, &mut Pass<'_>) -> Result<(), Error>,
+    ) -> Result<Metrics, Error> {
         let phase = *self.phase();
         let mut metrics = Metrics::default();
         assert!((1..=self.recipe.batch.size).contains(&size), "{size} sequences do not fit");
@@ -440,7 +470,9 @@ impl Trainer {
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
             model.upload(&mut **backend, batch)?;
             let pass = recipe.pass(&mut **backend, &phase);
-            model.evaluate(&mut Pass { batch: shape, dropout: 0.0, ..pass })?;
+            let mut pass = Pass { batch: shape, dropout: 0.0, ..pass };
+            model.evaluate(&mut pass)?;
+            each(&**model, &mut pass)?;
             metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
             metrics.targets += batch.counted;
         }

@@ -43,7 +43,7 @@ pub(crate) struct Configure {
     on_nonfinite: Option<String>,
 }
 
-fn quote(text: &str) -> String {
+pub(crate) fn quote(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -62,6 +62,15 @@ impl Configure {
 
     /// With settings `given` that the user's own come after.
     pub(crate) fn resolve_over(&self, given: &[String]) -> Result<Config, Failure> {
+        self.resolve_on(None, given)
+    }
+
+    /// The same, on `preset` if the user names none.
+    pub(crate) fn resolve_on(
+        &self,
+        preset: Option<&str>,
+        given: &[String],
+    ) -> Result<Config, Failure> {
         let flags = [
             ("data.path", self.data.as_deref().map(quoted_path).transpose()?),
             ("method.name", self.method.as_deref().map(quote)),
@@ -73,7 +82,7 @@ impl Configure {
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
-        let (preset, file) = (self.preset.as_deref(), self.config.as_deref());
+        let (preset, file) = (self.preset.as_deref().or(preset), self.config.as_deref());
         Ok(Config::resolve_over(preset, given, file, &settings)?)
     }
 }

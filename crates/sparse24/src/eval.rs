@@ -8,8 +8,7 @@ use std::{
 use serde::Serialize;
 use sparse24_run::{
     Error,
-    data::EvaluationWindows,
-    run::{Batches, Model, masked_lm},
+    run::{Model, Scores},
 };
 use sparse24_train::{
     method::PhaseKind,
@@ -65,20 +64,20 @@ fn read(run: &Path, best: bool) -> Result<Model, Error> {
     if best { Model::read_best(run) } else { Model::read(run) }
 }
 
-/// Windows that show how many were evaluated.
+/// Data that show how many of its sequences were evaluated.
 struct Shown<'a> {
-    windows: Batches<EvaluationWindows<'a>>,
+    data: Box<dyn Evaluation + 'a>,
     progress: RefCell<WorkProgress>,
 }
 
 impl Evaluation for Shown<'_> {
     fn sequences(&self) -> usize {
-        self.windows.sequences()
+        self.data.sequences()
     }
 
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         self.progress.borrow_mut().update(first as u64, self.sequences() as u64);
-        self.windows.fill(first, shape, batch)
+        self.data.fill(first, shape, batch)
     }
 }
 
@@ -89,7 +88,10 @@ struct Report {
     phase: PhaseKind,
     loss: f64,
     perplexity: f64,
+    /// Targets: tokens, or examples of a task.
     tokens: usize,
+    #[serde(skip_serializing_if = "Scores::is_empty")]
+    scores: Scores,
     /// The corpus in words.
     #[serde(skip)]
     data: String,
@@ -114,11 +116,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let Report { run, step, phase, loss, perplexity, tokens, data } = &report;
+        let Report { run, step, phase, loss, perplexity, tokens, scores, data } = &report;
+        let scores: String =
+            scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else if is_table {
-            say!("{run:width$}  {step:>8}  {phase:6}  {loss:.4}  {perplexity:>10.2}  {tokens:>8}");
+            say!(
+                "{run:width$}  {step:>8}  {phase:6}  {loss:.4}  {perplexity:>10.2}  {tokens:>8}{scores}"
+            );
+        } else if !scores.is_empty() {
+            let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
+            say!("step {step} ({phase}): {loss}{scores}");
         } else {
             say!(
                 "step {step} ({phase}): loss {loss:.4} nats per token, \
@@ -139,14 +148,14 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
     let model = read(run, args.best)?;
     let config = model.config.clone();
     on_threads(&config, || {
-        let dataset = match &args.data {
+        let data = match &args.data {
             None => {
                 note_outside("data.path", &config.data.path);
-                model.dataset()?
+                model.data()?
             }
-            Some(path) => model.other_dataset(path)?,
+            Some(path) => model.other_data(path)?,
         };
-        let (found, expected) = (dataset.vocabulary() as usize, model.recipe().model.vocabulary());
+        let (found, expected) = (data.vocabulary() as usize, model.recipe().model.vocabulary());
         if found > expected {
             let problem = format!(
                 "the data has {found} token ids, but the model has {expected}: evaluate with the \
@@ -154,15 +163,13 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             );
             return Err(Failure::new(Exit::Input, problem));
         }
-        let windows = dataset.evaluation_windows(config.model.sequence_length, args.tokens);
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let mut trainer = model.into_trainer()?;
-        let size = trainer.recipe().batch.size;
+        let recipe = trainer.recipe();
+        let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));
-        let masked = masked_lm(trainer.recipe());
-        let sequence_length = config.model.sequence_length;
-        let windows = Batches { windows, masked, sequence_length };
-        let metrics = trainer.evaluate(&Shown { windows, progress }, size)?;
+        let shown = Shown { data: data.evaluation(recipe, args.tokens), progress };
+        let (metrics, scores) = data.judge(&mut trainer, &shown, size)?;
         let loss = metrics.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");
@@ -175,7 +182,8 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             loss,
             perplexity: loss.exp(),
             tokens: metrics.targets,
-            data: dataset.source().display().to_string(),
+            scores,
+            data: data.source().display().to_string(),
         })
     })
 }

@@ -16,6 +16,7 @@ mod estimate;
 mod eval;
 mod export;
 mod failure;
+mod finetune;
 mod import;
 mod lambda_search;
 mod man;
@@ -69,6 +70,7 @@ macro_rules! commands {
 
 commands! {
     Train train;
+    Finetune finetune;
     Resume resume;
     Eval eval;
     Report report;

@@ -74,7 +74,8 @@ impl Progress {
                 bar.set_prefix(format!("ETA {eta}"));
                 bar.set_message(line);
                 if let Some(loss) = metrics.val_loss {
-                    note(format_args!("step {}: validation loss {loss:.4}", metrics.step));
+                    let scores = scores(metrics);
+                    note(format_args!("step {}: validation loss {loss:.4}{scores}", metrics.step));
                 }
             }
             None if metrics.val_loss.is_some()
@@ -135,13 +136,18 @@ impl Progress {
     fn line(&self, metrics: &StepMetrics) -> String {
         let mut line = format!("{} loss {:.4}", metrics.phase, metrics.loss);
         if let Some(loss) = self.validation_loss {
-            line += &format!(" validation {loss:.4}");
+            line += &format!(" validation {loss:.4}{}", scores(metrics));
         }
         if let Some(rate) = self.flip_rate {
             line += &format!(" flip {rate:.5}");
         }
         line + &format!(" {} tok/s", thousands(metrics.tokens_per_s))
     }
+}
+
+/// The scores of a fine-tuned model, each after a comma.
+pub(crate) fn scores(metrics: &StepMetrics) -> String {
+    metrics.scores.iter().map(|(name, score)| format!(", {name} {score:.4}")).collect()
 }
 
 /// The progress of work other than training, which starts to show after a second.

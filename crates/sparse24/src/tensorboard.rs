@@ -137,10 +137,12 @@ fn scalars(metrics: &StepMetrics) -> impl Iterator<Item = (String, f64)> {
         ("mvue_variance", instruments.and_then(|sample| sample.mvue_variance)),
     ];
     let layers = metrics.flip_rate_per_layer.iter().flatten();
+    let scores = metrics.scores.iter().map(|(name, &score)| (format!("score/{name}"), score));
     scalars
         .into_iter()
         .filter_map(|(tag, value)| Some((tag.to_owned(), value?)))
         .chain(layers.map(|(name, &rate)| (format!("flip_rate/{name}"), rate)))
+        .chain(scores)
 }
 
 /// Frames the bytes of an event as a record.

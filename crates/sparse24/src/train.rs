@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut config = args.configure.resolve_over(&given)?;
     config.check_corpus()?;
     initial.as_ref().map_or(Ok(()), |initial| initial.check(&config))?;
-    let claimed = args.out.is_none().then(|| Claimed::new(&config)).transpose()?;
+    let claimed = args.out.is_none().then(|| Claimed::new(&config.preset)).transpose()?;
     let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
     let out = out.expect("named or claimed");
     // Taken once, so that no signal is lost between the search and the run.
@@ -222,10 +222,10 @@ fn note_start(run: &Run, config: &Config) {
         recipe.tokens_per_step(),
         counted(config.steps as usize, "step"),
         config.method.name,
-        run.dataset().source().display(),
+        run.data().source().display(),
         run.path().display()
     ));
-    if run.dataset().scan().is_some() && config.data.tokenizer == TokenizerKind::Byte {
+    if run.data().scan().is_some() && config.data.tokenizer == TokenizerKind::Byte {
         note(
             "the token files name no tokenizer, so their ids are read as bytes; data.tokenizer \
              says otherwise",
@@ -280,6 +280,9 @@ fn conclude(summary: &Summary, model: &ModelSpec, reporting: &Reporting) -> Resu
     }
     let (steps, run) = (counted(summary.steps as usize, "step"), word(&summary.run));
     say!("validation loss {:.4} after {steps}, {:.0} s", summary.val_loss, summary.seconds);
+    for (name, score) in &summary.scores {
+        say!("{name:15} {score:.4}");
+    }
     say!("run directory   {}", summary.run.display());
     say!("report          {}", summary.run.join(report::FILE).display());
     let has_text = model.generates() && summary.run.join("tokenizer.json").is_file();
@@ -293,14 +296,14 @@ fn conclude(summary: &Summary, model: &ModelSpec, reporting: &Reporting) -> Resu
     Ok(())
 }
 
-/// A new directory `runs/<preset>-<UTC time>`, with a number if another run has that name. It is
+/// A new directory `runs/<name>-<UTC time>`, with a number if another run has that name. It is
 /// removed in the end if it is still empty.
-struct Claimed(PathBuf);
+pub(crate) struct Claimed(pub(crate) PathBuf);
 
 impl Claimed {
-    fn new(config: &Config) -> Result<Self, Failure> {
+    pub(crate) fn new(prefix: &str) -> Result<Self, Failure> {
         let time = sparse24_run::run::timestamp(std::time::SystemTime::now());
-        let name = Path::new("runs").join(format!("{}-{time}", config.preset));
+        let name = Path::new("runs").join(format!("{prefix}-{time}"));
         let failed = |path: &Path, error: io::Error| {
             Failure::new(Exit::Io, format!("cannot create {}: {error}", path.display()))
         };

@@ -34,6 +34,7 @@ fn models() -> [ModelSpec; 2] {
         activation: Activation::Swiglu,
         bias: Bias::Present,
         sparsify: Sparsify::FfnAndAttention,
+        prediction: None,
     };
     [ModelSpec::Gpt2(gpt2), bert(Gpt2Spec { activation: Activation::GeluErf, ..gpt2 })]
 }

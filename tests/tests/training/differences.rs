@@ -13,7 +13,7 @@ use sparse24_tests::oracle::{
 use sparse24_train::{
     backend::op::HeadLoss,
     model::{Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias},
+    nn::{BatchShape, Bias, Prediction},
     objective::Batch,
 };
 
@@ -124,6 +124,14 @@ fn model(
     (batch.tokens, batch.targets, batch.lengths) = (ids(), ids(), vec![3, 5]);
     batch.segments = batch.tokens.iter().map(|token| token % 2).collect();
     batch.targets[1] = HeadLoss::IGNORE;
+    if let Some(prediction) = spec.prediction() {
+        batch.targets = vec![HeadLoss::IGNORE; 10];
+        let of = |target: u32| match prediction {
+            Prediction::Class(_) => target,
+            Prediction::Value => (target as f32 - 0.5).to_bits(),
+        };
+        (batch.targets[2], batch.targets[5]) = (of(1), of(0));
+    }
     let mut gradients = Tensors::new();
     let mut pass = Pass {
         arithmetic: &mut Arithmetic::Exact,
@@ -149,6 +157,7 @@ fn spec(activation: Activation, bias: Bias) -> Gpt2Spec {
         activation,
         bias,
         sparsify: Sparsify::FfnAndAttention,
+        prediction: None,
     }
 }
 
@@ -159,11 +168,14 @@ fn random_weights(spec: &ModelSpec) -> Tensors {
 
 #[test]
 fn whole_model() {
+    let base = spec(Activation::Gelu, Bias::Present);
     let models = [
         (ModelSpec::Gpt2(spec(Activation::Gelu, Bias::Present)), 0.0),
         (ModelSpec::Gpt2(spec(Activation::Geglu, Bias::Absent)), 0.25),
         (ModelSpec::Gpt2(spec(Activation::Swiglu, Bias::Present)), 0.25),
         (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
+        (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Class(3)), ..base }), 0.25),
+        (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Value), ..base }), 0.25),
     ];
     for (spec, dropout) in models {
         let weights = random_weights(&spec);

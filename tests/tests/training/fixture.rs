@@ -12,7 +12,7 @@ use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias},
+    nn::{BatchShape, Bias, Prediction},
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{AdamVariant, AdamW},
     schedule::{Decay, Schedule},
@@ -77,6 +77,7 @@ pub(crate) fn recipe(method: Method) -> Recipe {
             activation: Activation::Gelu,
             bias: Bias::Present,
             sparsify: Sparsify::Ffn,
+            prediction: None,
         }),
         method,
         steps: STEPS,
@@ -162,6 +163,8 @@ pub(crate) struct Noise {
     pub(crate) tokens: usize,
     /// Whether sequences of this length end with padding.
     pub(crate) padded: Option<usize>,
+    /// The prediction of a fine-tuned model, and the length of its sequences.
+    pub(crate) prediction: Option<(Prediction, usize)>,
 }
 
 impl Noise {
@@ -172,6 +175,10 @@ impl Noise {
             joined: 1,
             tokens: recipe.batch.tokens(),
             padded: bidirectional.then_some(recipe.batch.sequence_length),
+            prediction: recipe
+                .model
+                .prediction()
+                .map(|prediction| (prediction, recipe.batch.sequence_length)),
         }
     }
 
@@ -191,6 +198,18 @@ impl Noise {
                 sequence[0] = HeadLoss::IGNORE;
                 batch.lengths.push(length);
                 batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
+            }
+        }
+        if let Some((prediction, sequence_length)) = self.prediction {
+            // One target of each sequence, at any token.
+            let mut random = Random(u64::from(step) << 32 | u64::from(micro_step) | 1 << 63);
+            for sequence in batch.targets.chunks_mut(sequence_length) {
+                let target = match prediction {
+                    Prediction::Class(classes) => random.below(classes as u32),
+                    Prediction::Value => (random.symmetric()).to_bits(),
+                };
+                sequence.fill(HeadLoss::IGNORE);
+                sequence[random.below(sequence_length as u32) as usize] = target;
             }
         }
         batch.counted = counted(&batch.targets);

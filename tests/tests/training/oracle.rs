@@ -7,3 +7,4 @@ mod bert;
 pub(super) mod fst;
 mod gpt2;
 pub(super) mod pass;
+mod sequence;

@@ -13,7 +13,7 @@ use sparse24_tests::oracle::arithmetic::{Arithmetic, Matrix, Random, Tensors, bo
 use sparse24_train::{
     method::{DgradOperand, GradientOperand, Method},
     model::Sparsify,
-    nn::{BatchShape, Bias},
+    nn::{BatchShape, Bias, Prediction},
     optim::MaskedDecay,
     schedule::{Decay, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe},
@@ -384,6 +384,20 @@ fn bert_as_in_f64() {
     check(&everywhere(fixture::fst(LAMBDA)), FST);
     let sr_ste = Method::preset("sr-ste", LAMBDA).expect("a preset");
     check(&everywhere(sr_ste), Rules { decay: FST.decay, ..ROW_WISE });
+}
+
+/// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
+#[test]
+fn fine_tuning_as_in_f64() {
+    for prediction in [Prediction::Class(3), Prediction::Value] {
+        let mut recipe = fixture::recipe(Method::dense());
+        fixture::change(&mut recipe, |spec| spec.prediction = Some(prediction));
+        recipe.dropout = 0.25;
+        check(&fixture::bert(recipe.clone()), Rules { switch: 0, ..FST });
+        check(&recipe, Rules { switch: 0, ..FST });
+        recipe.method = fixture::fst(LAMBDA);
+        check(&recipe, FST);
+    }
 }
 
 /// Two micro-batches of six sequences are one batch of twelve: both lie within the bounds of one

@@ -156,11 +156,18 @@ fn silu(z: f64) -> (f64, f64) {
     (z * s, s + z * s * (1.0 - s))
 }
 
+/// (f(z), f'(z)) of tanh.
+fn tanh(z: f64) -> (f64, f64) {
+    let value = z.tanh();
+    (value, 1.0 - value * value)
+}
+
 fn nonlinearity(activation: Activation) -> fn(f64) -> (f64, f64) {
     match activation {
         Activation::Gelu | Activation::Geglu => gelu,
         Activation::GeluErf => gelu_erf,
         Activation::Swiglu => silu,
+        Activation::Tanh => tanh,
         other => panic!("the oracle has no {other:?}"),
     }
 }
@@ -420,4 +427,18 @@ pub fn loss(
         }
     }
     (a.rounded(sum, 1.0, sum), dlogits)
+}
+
+/// The sum of (z - t)^2 over the rows of one column z, where a target has the bits of the f32 t,
+/// and the gradient of `scale` times it.
+pub fn squared_error(a: &mut Arithmetic, z: &Matrix, targets: &[u32], scale: f64) -> (f64, Matrix) {
+    let mut sum = 0.0;
+    let mut dz = Matrix::zeros(z.dim());
+    for (i, &target) in targets.iter().enumerate().filter(|(_, target)| **target != IGNORE) {
+        let wanted = f64::from(f32::from_bits(target));
+        let difference = a.rounded(z[[i, 0]] - wanted, 1.0, z[[i, 0]] - wanted);
+        sum += a.rounded(difference * difference, 1.0, difference * difference);
+        dz[[i, 0]] = a.rounded(2.0 * scale * difference, 2.0, 2.0 * scale * difference);
+    }
+    (a.rounded(sum, 1.0, sum), dz)
 }

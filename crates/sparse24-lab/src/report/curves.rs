@@ -211,6 +211,15 @@ const VALIDATION: Measure = Measure {
     axis: Axis::around,
 };
 
+const SCORE: Measure = Measure {
+    id: "score",
+    title: "Score of the task",
+    label: "score on the validation set",
+    lead: "The score that the task of a fine-tuning is judged by: accuracy, F1, or a correlation.",
+    points: |run| run.scores.clone(),
+    axis: Axis::around,
+};
+
 const FLIPS: Measure = Measure {
     id: "flips",
     title: "Flip rate",
@@ -288,6 +297,10 @@ pub(super) fn validation(runs: &[Record]) -> Option<Figure> {
     let has_curve =
         |run: &&Record| run.validation.iter().filter(|[step, _]| *step >= x.low).count() > 1;
     (runs.iter().filter(has_curve).count() > 1).then(|| measured(runs, &VALIDATION, x))?
+}
+
+pub(super) fn score(runs: &[Record]) -> Option<Figure> {
+    measured(runs, &SCORE, step_axis(runs))
 }
 
 pub(super) fn flips(runs: &[Record]) -> Option<Figure> {

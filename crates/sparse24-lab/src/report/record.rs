@@ -37,6 +37,8 @@ pub(super) struct Record {
     /// First steps of the phases whose kind differs from the one before.
     pub(super) switches: Vec<(u32, PhaseKind)>,
     pub(super) validation: Vec<[f64; 2]>,
+    /// The score that the task of a fine-tuning is judged by.
+    pub(super) scores: Vec<[f64; 2]>,
     pub(super) flips: Vec<[f64; 2]>,
     /// Names of the sparsifiable weights, in the order of the model.
     pub(super) layers: Vec<String>,
@@ -229,6 +231,12 @@ impl Record {
         }
     }
 
+    /// The name of the score that its task is judged by.
+    pub(super) fn score_name(&self) -> Option<&'static str> {
+        let task = self.config.as_ref()?.task().ok()??;
+        Some(task.scores.first()?.name())
+    }
+
     fn take(&mut self, metrics: StepMetrics, tokens: f64) {
         let StepMetrics { step, loss, lr, grad_norm, tokens_per_s, .. } = metrics;
         let finite = |value: f32| if value.is_finite() { value } else { f32::NAN };
@@ -243,6 +251,8 @@ impl Record {
             seconds,
         });
         self.validation.extend(metrics.val_loss.map(|loss| [step.into(), loss]));
+        let score = self.score_name().and_then(|name| metrics.scores.get(name));
+        self.scores.extend(score.map(|&score| [step.into(), score]));
         self.flips.extend(metrics.flip_rate.map(|rate| [step.into(), rate]));
         if let Some(rates) = metrics.flip_rate_per_layer {
             if self.layers.is_empty() {

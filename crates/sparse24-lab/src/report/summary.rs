@@ -19,7 +19,11 @@ type Result = (&'static str, fn(&Record) -> String);
 
 const RESULTS: [Result; 8] = [
     ("validation loss", |run| {
-        run.validation.last().map_or("–".into(), |[_, loss]| format!("{loss:.4}"))
+        let score = run.score_name().zip(run.scores.last());
+        let score = score.map(|(name, [_, score])| format!(", {name} {score:.4}"));
+        run.validation
+            .last()
+            .map_or("–".into(), |[_, loss]| format!("{loss:.4}{}", score.unwrap_or_default()))
     }),
     ("method", Record::method),
     ("steps", steps),

@@ -34,6 +34,7 @@ fn step(step: u32, of: u32, layers: u32, every: u32) -> StepMetrics {
         flip_rate: is_sampled.then_some(rate),
         flip_rate_per_layer: is_sampled.then(|| (0..layers).map(of_layer).collect()),
         val_loss: is_sampled.then_some(2.1),
+        scores: Default::default(),
         instruments: None,
         skipped: None,
     }

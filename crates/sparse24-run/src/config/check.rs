@@ -3,12 +3,12 @@
 use std::num::NonZeroU32;
 
 use super::{Config, ModelKind, OptimizerConfig, preset, unknown};
-use crate::Error;
+use crate::{Error, task::Labels};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
     model::{BertSpec, Gpt2Spec, ModelSpec},
-    nn::{BatchShape, Bias},
+    nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
     optim::{AdamW, MaskedDecay},
     schedule::{Decay, Schedule},
@@ -100,6 +100,19 @@ impl Config {
         if cooldown > 0 && schedule != Decay::Wsd {
             let expected = "0, unless optimizer.schedule is \"wsd\"";
             return refuse("optimizer.cooldown_steps", expected, cooldown);
+        }
+        let longest = model.sequence_length;
+        if self.task.max_length > longest {
+            let expected = format!("at most model.sequence_length {longest}");
+            return refuse("task.max_length", &expected, self.task.max_length);
+        }
+        if let Some(task) = self.task()? {
+            let (outputs, least) =
+                (self.task.outputs, if task.labels == Labels::Value { 1 } else { 2 });
+            let most = if task.labels == Labels::Value { 1 } else { MOST };
+            if !(least..=most).contains(&outputs) {
+                return refuse("task.outputs", &format!("{least} to {most}"), outputs);
+            }
         }
         let share = self.data.validation_share;
         if !(share > 0.0 && share < 1.0) {
@@ -195,6 +208,10 @@ impl Config {
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
         let d_ff = (narrowed as usize / 4 * 4).max(4);
+        let prediction = self.task()?.map(|task| match task.labels {
+            Labels::Value => Prediction::Value,
+            Labels::Named(_) | Labels::Found => Prediction::Class(self.task.outputs),
+        });
         Ok(Recipe {
             model: match model.kind {
                 ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
@@ -207,6 +224,7 @@ impl Config {
                     activation: model.activation,
                     bias: if model.bias { Bias::Present } else { Bias::Absent },
                     sparsify: model.sparsify,
+                    prediction,
                 }),
                 ModelKind::Bert => ModelSpec::Bert(BertSpec {
                     layers: model.layers,
@@ -218,11 +236,12 @@ impl Config {
                     activation: model.activation,
                     sparsify: model.sparsify,
                     mask_probability: MASKED,
+                    prediction,
                 }),
             },
             method,
             steps: self.steps,
-            batch: BatchShape { size: batch.size, sequence_length: model.sequence_length },
+            batch: BatchShape { size: batch.size, sequence_length: self.batch_length() },
             checkpointing: model.activation_checkpointing,
             gradient_accumulation_steps: steps.ok_or_else(|| {
                 Error::setting("batch.gradient_accumulation_steps", "expected at least 1, found 0")

@@ -2,7 +2,7 @@
 
 use super::{
     BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, ModelKind,
-    OnNonFinite, OptimizerConfig, RunConfig, unknown,
+    OnNonFinite, OptimizerConfig, RunConfig, TaskConfig, unknown,
 };
 use crate::{Error, data::TokenizerKind};
 use sparse24_core::op::Activation;
@@ -229,6 +229,7 @@ fn shakespeare_char_cpu() -> Config {
             tokenizer: TokenizerKind::Character,
             validation_share: 0.1,
         },
+        task: TaskConfig::default(),
         run: RunConfig {
             eval_every: 250,
             eval_tokens: 0,

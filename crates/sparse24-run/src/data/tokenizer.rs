@@ -111,6 +111,13 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens before a sentence and after it, for a BERT: `[CLS]` and `[SEP]`. A tokenizer
+    /// without special ones has its mask token in their place, the id after the last.
+    #[must_use]
+    pub fn sentence_tokens(&self) -> [u32; 2] {
+        [self.vocabulary(); 2]
+    }
+
     /// Number of ids; every id is below it.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {

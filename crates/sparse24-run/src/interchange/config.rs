@@ -196,6 +196,7 @@ impl Gpt2Config {
             activation: self.activation,
             bias,
             sparsify: Sparsify::Ffn,
+            prediction: None,
         }
     }
 

@@ -1,21 +1,24 @@
 //! Builds the parts of a run from its configuration: dataset, backend, trainer and batches. Nothing
 //! is written.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
-use super::directory::CONFIG;
+use super::directory::{CONFIG, TOKENIZER};
 use crate::{
     Error,
     config::{Config, DataConfig},
-    data::{Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source},
+    data::{
+        Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
+    },
     disk, machine,
+    task::{Examples, TaskBatches},
 };
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
     estimate::{Estimate, estimate},
-    model::ModelSpec,
+    model::{BertSpec, ModelSpec},
     nn::BatchShape,
-    objective::{Batch, DataError, Evaluation, MaskedLm, Objective},
+    objective::{Batch, DataError, Evaluation, MaskedLm, Metrics, Objective},
     trainer::{Recipe, Trainer},
 };
 
@@ -58,15 +61,154 @@ pub fn open_dataset_with(config: &Config, progress: Progress<'_>) -> Result<Data
     open_scanned(config, Opening { scan: None, progress: Some(progress) })
 }
 
+/// The data of a run.
+#[derive(Debug)]
+pub enum RunData {
+    /// Text, to pre-train on.
+    Text(Dataset),
+    /// Labelled examples, to fine-tune on.
+    Task(Examples),
+}
+
+impl From<Dataset> for RunData {
+    fn from(dataset: Dataset) -> Self {
+        Self::Text(dataset)
+    }
+}
+
+impl From<Examples> for RunData {
+    fn from(examples: Examples) -> Self {
+        Self::Task(examples)
+    }
+}
+
+impl RunData {
+    /// Opens the data of a configuration, of which a task reads its text with this tokenizer.
+    pub(super) fn open(
+        config: &Config,
+        tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
+        scan: Option<Scan>,
+    ) -> Result<Self, Error> {
+        if let Some(source) = config.task_source()? {
+            return Ok(Examples::open(source, &tokenizer()?)?.into());
+        }
+        Ok(open_scanned(config, Opening { scan, progress: None })?.into())
+    }
+
+    /// Whether it is what a configuration names.
+    pub(super) fn is_of(&self, config: &Config) -> bool {
+        match (self, config.task_source()) {
+            (Self::Text(dataset), Ok(None)) => dataset.is_of(&data_source(config)),
+            (Self::Task(examples), Ok(Some(source))) => examples.source == source,
+            _ => false,
+        }
+    }
+
+    /// Its path, for messages.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        match self {
+            Self::Text(dataset) => dataset.source(),
+            Self::Task(examples) => &examples.source.folder,
+        }
+    }
+
+    /// The tokenizer; `None` for foreign shards, which have none.
+    #[must_use]
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Self::Text(dataset) => dataset.tokenizer(),
+            Self::Task(examples) => Some(examples.tokenizer()),
+        }
+    }
+
+    /// The scan of foreign shards, to be kept beside the run.
+    #[must_use]
+    pub fn scan(&self) -> Option<&Scan> {
+        match self {
+            Self::Text(dataset) => dataset.scan(),
+            Self::Task(_) => None,
+        }
+    }
+
+    /// Every id is below it.
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        match self {
+            Self::Text(dataset) => dataset.vocabulary(),
+            Self::Task(examples) => examples.tokenizer().vocabulary(),
+        }
+    }
+
+    /// Whether batches are read from disk.
+    pub(super) fn is_on_disk(&self) -> bool {
+        matches!(self, Self::Text(dataset) if !dataset.train().shards().is_empty())
+    }
+
+    /// The batches of a recipe.
+    pub(super) fn batches<'a>(
+        &'a self,
+        recipe: &Recipe,
+        ahead: Option<&'a ReadAhead>,
+    ) -> Box<dyn Objective + 'a> {
+        let (seed, shape) = (recipe.seed, recipe.batch);
+        match self {
+            Self::Text(dataset) => {
+                let windows = CausalLm { dataset, seed, shape, ahead };
+                let masked = masked_lm(recipe);
+                Box::new(Batches { windows, masked, sequence_length: shape.sequence_length })
+            }
+            Self::Task(examples) => {
+                let accumulation = recipe.gradient_accumulation_steps.get();
+                Box::new(TaskBatches::new(examples, seed, shape, accumulation))
+            }
+        }
+    }
+
+    /// The validation split: of text as many tokens as asked for, 0 being all.
+    #[must_use]
+    pub fn evaluation<'a>(&'a self, recipe: &Recipe, tokens: usize) -> Box<dyn Evaluation + 'a> {
+        let sequence_length = recipe.batch.sequence_length;
+        match self {
+            Self::Text(dataset) => {
+                let windows = dataset.evaluation_windows(sequence_length, tokens);
+                Box::new(Batches { windows, masked: masked_lm(recipe), sequence_length })
+            }
+            Self::Task(examples) => Box::new(TaskBatches::new(examples, 0, recipe.batch, 1)),
+        }
+    }
+
+    /// Evaluates a model on the validation split: its loss, and the scores of a fine-tuned one.
+    ///
+    /// # Errors
+    /// Errors of [`Trainer::evaluate`].
+    pub fn judge(
+        &self,
+        trainer: &mut Trainer,
+        data: &dyn Evaluation,
+        size: usize,
+    ) -> Result<(Metrics, Scores), Error> {
+        let Self::Task(examples) = self else {
+            return Ok((trainer.evaluate(data, size)?, Scores::new()));
+        };
+        let (metrics, outputs) = trainer.predict(data, size)?;
+        let scores = examples.scores(&outputs).into_iter();
+        Ok((metrics, scores.map(|(name, score)| (name.to_owned(), score)).collect()))
+    }
+}
+
+/// Scores of a fine-tuned model by name.
+pub type Scores = BTreeMap<String, f64>;
+
 /// The name of the file of a run with the [`Scan`] of its data.
 const SCAN: &str = "data.json";
 
-/// Opens the dataset of a run.
-pub(super) fn dataset_of(run: &Path, config: &Config) -> Result<Dataset, Error> {
+/// Opens the data of a run.
+pub(super) fn data_of(run: &Path, config: &Config) -> Result<RunData, Error> {
     // It only saves time, so a damaged one is as good as none.
     let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
     let scan = scan.and_then(|text| serde_json::from_slice(&text).ok());
-    open_scanned(config, Opening { scan, progress: None })
+    RunData::open(config, || Tokenizer::load(&run.join(TOKENIZER)), scan)
 }
 
 /// Keeps the scan of the data of a run.
@@ -147,7 +289,9 @@ impl Objective for CausalLm<'_> {
 /// The masked-token objective of a model that has one. Its mask token is the last id.
 #[must_use]
 pub fn masked_lm(recipe: &Recipe) -> Option<MaskedLm> {
-    let ModelSpec::Bert(spec) = &recipe.model else { return None };
+    let ModelSpec::Bert(spec @ BertSpec { prediction: None, .. }) = &recipe.model else {
+        return None;
+    };
     let mask_token = spec.vocabulary as u32 - 1;
     let (seed, probability) = (recipe.seed, spec.mask_probability);
     Some(MaskedLm { seed, probability, mask_token, vocabulary: mask_token })

@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, path::Path};
 
 use toml::Table;
 
-use super::snapshot::phase_ends;
+use super::{components::RunData, snapshot::phase_ends};
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config, UNSET, renamed},
     data::{Dataset, Tokenizer},
+    task::Example,
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
@@ -30,7 +31,7 @@ pub(super) fn no_dataset() -> DatasetIdentity {
 }
 
 /// The position and identity of a run.
-pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) -> State {
+pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> State {
     State {
         step: trainer.step(),
         total_steps: config.steps,
@@ -46,8 +47,8 @@ pub(super) fn identity(config: &Config, dataset: &Dataset, trainer: &Trainer) ->
         phase_ends: phase_ends(trainer.progress()),
         plan: trainer.backend().plans(),
         config: config.decisive(),
-        dataset: of_dataset(dataset),
-        tokenizer: of_tokenizer(dataset.tokenizer()),
+        dataset: of_data(data),
+        tokenizer: of_tokenizer(data.tokenizer()),
     }
 }
 
@@ -61,13 +62,28 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     }
 }
 
-/// The identity of a dataset; the saved one if they are the same data. Earlier versions identified
+fn of_data(data: &RunData) -> DatasetIdentity {
+    let examples = match data {
+        RunData::Text(dataset) => return of_dataset(dataset),
+        RunData::Task(examples) => examples,
+    };
+    let tokens = |split: &[Example]| split.iter().map(|example| example.tokens.len() as u64).sum();
+    DatasetIdentity {
+        fingerprint: examples.fingerprint().into(),
+        training_tokens: tokens(&examples.train),
+        held_out_tokens: tokens(&examples.validation),
+        vocabulary: examples.tokenizer().vocabulary(),
+    }
+}
+
+/// The identity of data; the saved one if they are the same data. Earlier versions identified
 /// prepared shards by all their ids.
-pub(super) fn of_same_dataset(
-    dataset: &Dataset,
+pub(super) fn of_same_data(
+    data: &RunData,
     saved: DatasetIdentity,
 ) -> Result<DatasetIdentity, Error> {
-    let now = of_dataset(dataset);
+    let now = of_data(data);
+    let RunData::Text(dataset) = data else { return Ok(now) };
     let is_prepared = dataset.train().shards().iter().any(|shard| shard.origin().is_some());
     if now == saved
         || !is_prepared

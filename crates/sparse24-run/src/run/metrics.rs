@@ -47,6 +47,9 @@ pub struct StepMetrics {
     /// Validation loss after this step, in nats per token; sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
+    /// Scores of a fine-tuned model on the validation split, by name; sampled.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub scores: BTreeMap<String, f64>,
     /// Instruments; sampled at `run.instrument_every`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instruments: Option<Box<Instruments>>,

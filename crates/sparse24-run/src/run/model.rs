@@ -11,9 +11,9 @@ use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
     MetricsLog,
-    components::{dataset_of, new_trainer, run_config},
+    components::{RunData, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, CONFIG, METRICS, TOKENIZER},
-    identity::{config_of, no_dataset, of_same_dataset, of_tokenizer},
+    identity::{config_of, no_dataset, of_same_data, of_tokenizer},
     metrics::lowest_loss,
     snapshot::{ends, restore, scale},
 };
@@ -23,6 +23,7 @@ use crate::{
     config::Config,
     data::{Dataset, Tokenizer, is_shards},
     disk::{self, Confined, confine},
+    task::{Examples, TaskSource},
 };
 use sparse24_train::{
     ErrorKind,
@@ -169,7 +170,7 @@ impl Model {
     /// # Errors
     /// Errors from [`open_dataset`](super::open_dataset); [`Error::File`] for data that have
     /// changed since.
-    pub fn dataset(&self) -> Result<Dataset, Error> {
+    pub fn data(&self) -> Result<RunData, Error> {
         let trained_on = self.checkpoint.state.dataset;
         if trained_on == no_dataset() {
             if self.tokenizer.is_none() {
@@ -177,12 +178,12 @@ impl Model {
             }
             self.config.check_corpus()?;
         }
-        let dataset = dataset_of(&self.run, &self.config)?;
-        if trained_on == of_same_dataset(&dataset, trained_on)? || trained_on == no_dataset() {
-            return Ok(dataset);
+        let data = data_of(&self.run, &self.config)?;
+        if trained_on == of_same_data(&data, trained_on)? || trained_on == no_dataset() {
+            return Ok(data);
         }
         Err(Error::file(
-            dataset.source(),
+            data.source(),
             "holds other data than the run was trained on; restore them, or name the data to \
                 evaluate on",
         ))
@@ -193,7 +194,11 @@ impl Model {
     /// # Errors
     /// Errors from the data; [`Error::File`] for text that no tokenizer can read, and for ids
     /// beyond the model's vocabulary.
-    pub fn other_dataset(&self, path: &Path) -> Result<Dataset, Error> {
+    pub fn other_data(&self, path: &Path) -> Result<RunData, Error> {
+        if let (Some(source), Some(tokenizer)) = (self.config.task_source()?, &self.tokenizer) {
+            let source = TaskSource { folder: path.to_owned(), ..source };
+            return Ok(Examples::open(source, tokenizer)?.into());
+        }
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {
                 Dataset::open_with(path, tokenizer.clone(), self.config.data.validation_share)?
@@ -204,7 +209,7 @@ impl Model {
             }
         };
         dataset.check_held_out()?;
-        Ok(dataset)
+        Ok(dataset.into())
     }
 
     /// Refuses text, which needs a tokenizer. A path that does not exist is not an error here.

@@ -42,7 +42,7 @@ impl Run {
             self.metrics.append(pending)?;
         }
         self.settle()?;
-        let mut state = identity(&self.config, &self.dataset, &self.trainer);
+        let mut state = identity(&self.config, &self.data, &self.trainer);
         state.skipped_steps = self.skipped;
         let checkpoint = snapshot(
             &mut self.trainer,

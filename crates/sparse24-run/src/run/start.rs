@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{data_source, dataset_of, new_trainer, record_scan, run_config},
+    components::{RunData, data_of, new_trainer, record_scan, run_config},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
@@ -22,7 +22,7 @@ use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
     config::{Config, NEUTRAL},
-    data::{Dataset, ReadAhead, Tokenizer},
+    data::{ReadAhead, Tokenizer},
     disk,
 };
 use sparse24_train::{backend::Plans, trainer::Trainer};
@@ -61,25 +61,27 @@ pub enum Damaged {
 }
 
 impl Run {
-    /// Starts a run on the configuration's dataset ([`open_dataset`](super::open_dataset)) in a new
-    /// directory, after checking everything.
+    /// Starts a run on the configuration's data in a new directory, after checking everything. The
+    /// data are those of [`open_dataset`](super::open_dataset) or
+    /// [`Examples::open`](crate::task::Examples::open).
     ///
     /// # Errors
     /// Errors from the configuration, the inputs and the directory; [`Error::Setting`] for a
     /// dataset that was opened for another configuration. Nothing is left behind.
     pub fn start(
         mut config: Config,
-        dataset: Dataset,
+        data: impl Into<RunData>,
         Given { weights: initial, plans, lambda }: Given<'_>,
         path: &Path,
     ) -> Result<Self, Error> {
         config.check()?;
-        if !dataset.is_of(&data_source(&config)) {
-            let problem = "the dataset was opened for another configuration, so a resume would \
+        let data = data.into();
+        if !data.is_of(&config) {
+            let problem = "the data was opened for another configuration, so a resume would \
                 not find it; open it with open_dataset";
             return Err(Error::setting("data", problem));
         }
-        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
+        let mut trainer = new_trainer(&config, config.model.vocabulary(data.vocabulary()))?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
@@ -88,19 +90,22 @@ impl Run {
                 .iter()
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
                 .collect();
-            trainer.start_from(&named)?;
+            match data {
+                RunData::Text(_) => trainer.start_from(&named)?,
+                RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
+            }
         }
         make_absolute(&mut config)?;
         let reference = FlipReference::open(&config, std::iter::empty())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
-            if let Some(tokenizer) = dataset.tokenizer() {
+            if let Some(tokenizer) = data.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
-            dataset.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
+            data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
             if initial.is_some() {
                 // A resume cannot recreate these weights.
-                let state = identity(&config, &dataset, &trainer);
+                let state = identity(&config, &data, &trainer);
                 checkpoint::save(
                     &directory.checkpoints(),
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
@@ -119,7 +124,7 @@ impl Run {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
-        let run = Self::opened(config, dataset, trainer, directory, metrics, log, &[]);
+        let run = Self::opened(config, data, trainer, directory, metrics, log, &[]);
         Ok(Self { saved: initial.map(|_| 0), reference, ..run })
     }
 
@@ -167,8 +172,8 @@ impl Run {
         let earlier = earlier.filter(|(key, value)| decided(&config, key).as_ref() == Some(value));
         allow.extend(earlier.map(|(key, _)| key));
         announce(&config);
-        let dataset = dataset_of(directory.path(), &config)?;
-        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
+        let data = data_of(directory.path(), &config)?;
+        let mut trainer = new_trainer(&config, config.model.vocabulary(data.vocabulary()))?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
@@ -193,8 +198,8 @@ impl Run {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
-                let mut now = identity(&config, &dataset, &trainer);
-                now.dataset = identity::of_same_dataset(&dataset, checkpoint.state.dataset)?;
+                let mut now = identity(&config, &data, &trainer);
+                now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 let State { step, total_steps, .. } = checkpoint.state;
@@ -251,7 +256,7 @@ impl Run {
             }
         };
         if let Some(tokenizer) =
-            dataset.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
+            data.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
         {
             tokenizer.save(&directory.tokenizer())?;
             notices.push(
@@ -259,7 +264,7 @@ impl Run {
                     .to_owned(),
             );
         }
-        dataset.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
+        data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
         if disk::exists(&directory.plans()) {
             plans = plans::read(&directory.plans())?;
@@ -300,7 +305,7 @@ impl Run {
         for notice in &notices {
             log.line(notice)?;
         }
-        let run = Self::opened(config, dataset, trainer, directory, metrics, log, &before);
+        let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
         let mut run = Self { notices, saved, former_ends, skipped, flip_counts, ..run };
         (run.reference, run.finished) = (reference, finished);
         // A signal may have come between the step and its evaluation.
@@ -313,7 +318,7 @@ impl Run {
     /// A run without a checkpoint, with the metrics `before`.
     fn opened(
         config: Config,
-        dataset: Dataset,
+        data: RunData,
         trainer: Trainer,
         directory: RunDirectory,
         metrics: MetricsLog,
@@ -327,12 +332,12 @@ impl Run {
             before.iter().map(|metrics| metrics.loss),
         );
         let best = lowest_loss(before);
-        let is_on_disk = !dataset.train().shards().is_empty();
-        let ahead = is_on_disk.then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
+        let ahead =
+            data.is_on_disk().then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
         Self {
             config,
             ahead,
-            dataset,
+            data,
             trainer,
             directory,
             metrics,
@@ -351,6 +356,11 @@ impl Run {
             finished: None,
         }
     }
+}
+
+/// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.
+fn is_of_head(name: &str) -> bool {
+    ["pooler.", "classifier.", "score."].iter().any(|head| name.starts_with(head))
 }
 
 /// The value of a key that decides bits; of `data` the path.

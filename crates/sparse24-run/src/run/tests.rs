@@ -26,6 +26,7 @@ pub(super) fn metrics(step: u32) -> StepMetrics {
             .is_multiple_of(2)
             .then(|| [("a".to_owned(), 0.01), ("b".to_owned(), 0.015)].into()),
         val_loss: None,
+        scores: Default::default(),
         instruments: None,
         skipped: None,
     }

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Log, MetricsLog, RunDirectory, StepMetrics,
-    components::{Batches, CausalLm, masked_lm},
+    components::{RunData, Scores},
     flip_reference::FlipReference,
     instruments::FlipCounts,
     loss_spikes::{Spike, Spikes},
@@ -23,7 +23,7 @@ use crate::{
     Error,
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite, RunConfig},
-    data::{Dataset, ReadAhead},
+    data::ReadAhead,
 };
 use sparse24_core::flip::flip_rate;
 use sparse24_train::trainer::{FlipSampling, Flips, Trainer, overall_flip_rate};
@@ -31,7 +31,7 @@ use sparse24_train::trainer::{FlipSampling, Flips, Trainer, overall_flip_rate};
 /// A run that this process alone may continue.
 pub struct Run {
     pub(super) config: Config,
-    pub(super) dataset: Dataset,
+    pub(super) data: RunData,
     /// For data on disk.
     pub(super) ahead: Option<ReadAhead>,
     pub(super) trainer: Trainer,
@@ -85,6 +85,9 @@ pub struct Summary {
     pub loss: Option<f32>,
     /// Validation loss at the end, in nats per token.
     pub val_loss: f64,
+    /// Scores of a fine-tuned model at the end.
+    #[serde(skip_serializing_if = "Scores::is_empty")]
+    pub scores: Scores,
     /// Wall time of this process.
     pub seconds: f64,
 }
@@ -116,8 +119,8 @@ impl Run {
 
     /// The data.
     #[must_use]
-    pub fn dataset(&self) -> &Dataset {
-        &self.dataset
+    pub fn data(&self) -> &RunData {
+        &self.data
     }
 
     /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask
@@ -173,9 +176,10 @@ impl Run {
                 Err(error) => return Err(error),
             }
         }
-        let measured = last.as_ref().and_then(|metrics| metrics.val_loss);
-        let val_loss = loop {
-            match measured.map_or_else(|| self.evaluate(observer), Ok) {
+        let measured =
+            last.as_ref().and_then(|metrics| Some((metrics.val_loss?, metrics.scores.clone())));
+        let (val_loss, scores) = loop {
+            match measured.clone().map_or_else(|| self.evaluate(observer), Ok) {
                 Err(Error::Interrupted) => {
                     if self.is_interrupted(observer)? {
                         return Ok(Ended::Stopped { step: self.trainer.step() });
@@ -197,6 +201,7 @@ impl Run {
             trained: steps - first,
             loss: last.map(|metrics| metrics.loss),
             val_loss,
+            scores,
             seconds: began.elapsed().as_secs_f64(),
         }))
     }
@@ -230,7 +235,7 @@ impl Run {
         self.record_plans()?;
         if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
             match self.evaluate(observer) {
-                Ok(loss) => metrics.val_loss = Some(loss),
+                Ok((loss, scores)) => (metrics.val_loss, metrics.scores) = (Some(loss), scores),
                 Err(error) => {
                     self.pending = Some(metrics);
                     return Err(error);
@@ -297,20 +302,21 @@ impl Run {
         self.log.line(&line)
     }
 
-    /// Mean loss over the validation split, or `run.eval_tokens` of it, in nats per token.
+    /// Mean loss over the validation split, or `run.eval_tokens` of it, in nats per target, and the
+    /// scores of a fine-tuned model.
     ///
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
-    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<f64, Error> {
-        let (context, most) = (self.config.model.sequence_length, self.config.run.eval_tokens);
-        let windows = self.dataset.evaluation_windows(context, most);
-        let count = windows.count();
-        let masked = masked_lm(self.trainer.recipe());
-        let windows = Batches { windows, masked, sequence_length: context };
+    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores), Error> {
+        let recipe = self.trainer.recipe();
+        let windows = self.data.evaluation(recipe, self.config.run.eval_tokens);
+        let count = windows.sequences();
         let windows = Shown::new(windows, Part::Evaluation, count, observer);
-        let loss = self.trainer.evaluate(&windows, evaluated_at_once(&self.config))?.loss();
+        let size = evaluated_at_once(&self.config);
+        let (metrics, scores) = self.data.judge(&mut self.trainer, &windows, size)?;
+        let loss = metrics.loss();
         if loss.is_finite() {
-            Ok(loss)
+            Ok((loss, scores))
         } else {
             Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None })
         }
@@ -323,16 +329,8 @@ impl Run {
         let is_measured = is_due(self.config.run.instrument_every, step);
         let sampling =
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
-        let shape = self.trainer.recipe().batch;
-        let windows = CausalLm {
-            dataset: &self.dataset,
-            seed: self.config.seed,
-            shape,
-            ahead: self.ahead.as_ref(),
-        };
-        let masked = masked_lm(self.trainer.recipe());
-        let batches = Batches { windows, masked, sequence_length: shape.sequence_length };
-        let noise = if is_measured { self.trainer.gradient_noise(&batches)? } else { Vec::new() };
+        let batches = self.data.batches(self.trainer.recipe(), self.ahead.as_ref());
+        let noise = if is_measured { self.trainer.gradient_noise(&*batches)? } else { Vec::new() };
         let tokens = self.trainer.recipe().tokens_per_step() as f64;
         let began = Instant::now();
         let micro_steps = self.config.batch.gradient_accumulation_steps as usize;
@@ -348,6 +346,7 @@ impl Run {
             flip_rate: None,
             flip_rate_per_layer: None,
             val_loss: None,
+            scores: Scores::new(),
             instruments: None,
             skipped: None,
         };

@@ -11,7 +11,7 @@ pub use dense::{
     ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, BiasGrad,
     DenseOp, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows, Gradient, HeadGradients,
     HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits, NormBackward, NormForward,
-    ScatterRows, Weight,
+    ScatterRows, TargetLoss, Weight,
 };
 pub use sparse::{CompressWeight, MaskSearch, MvueCompress, Orientation, PermutedMask, SparseOp};
 pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};

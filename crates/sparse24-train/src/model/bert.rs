@@ -8,6 +8,8 @@
 //! logits = norm(gelu(m W^T + b)) word^T + bias
 //! ```
 //!
+//! A fine-tuned BERT has a [`SequenceHead`] on the first token instead, with a pooler.
+//!
 //! Parameter names are Hugging Face's without `bert.`, but queries, keys and values are one
 //! projection.
 
@@ -16,17 +18,17 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify};
+use super::{Extents, Model, Sparsify, no_outputs};
 use crate::{
     Error,
     backend::{
         Backend, DType, Region, Tensor,
-        op::{ActivationBackward, Add, GatherRows, HeadLoss, ScatterRows},
+        op::{ActivationBackward, Add},
     },
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Sharing,
-        Sparsity, Streams,
+        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
+        Prediction, SequenceHead, SequenceHeadSpec, Sharing, Sparsity, Streams, TargetRows,
     },
     objective::{Batch, most_targets},
 };
@@ -53,6 +55,8 @@ pub struct BertSpec {
     /// Probability that a token is a target, which bounds the rows that the head reads: at most
     /// [`most_targets`] of a batch.
     pub mask_probability: f32,
+    /// The prediction that it is fine-tuned for; masked tokens if absent.
+    pub prediction: Option<Prediction>,
 }
 
 /// The parameter whose rows are the vocabulary.
@@ -97,7 +101,7 @@ pub struct Bert {
     segment: Embedding,
     norm: Norm,
     blocks: Vec<Block>,
-    head: MaskedHead,
+    head: TaskHead,
     tokens: Tensor,
     segments: Tensor,
     lengths: Tensor,
@@ -141,7 +145,15 @@ impl Bert {
         for layer in 0..spec.layers {
             blocks.push(Block::new(builder, spec, layer)?);
         }
-        let head = MaskedHead::new(builder, spec, &embedding)?;
+        let head = match spec.prediction {
+            None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
+            Some(prediction) => {
+                let (name, bias, pooler) = ("classifier", Bias::Present, Some(("pooler.dense", d)));
+                let (d_model, deviation) = (d, DEVIATION);
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
+            }
+        };
         let BatchShape { size, .. } = builder.batch();
         let p = builder.batch().tokens();
         let mut ids =
@@ -196,13 +208,19 @@ impl Model for Bert {
         let segments = if segments.is_empty() { &first } else { segments };
         backend.upload_ids(self.segments.first_rows(p), segments)?;
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
-        self.head.upload(backend, targets)
+        match &self.head {
+            TaskHead::Masked(head) => head.upload(backend, targets),
+            TaskHead::Sequence(head) => head.upload(backend, targets),
+        }
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
         let dx = pass.rows(self.shared.dx);
-        self.head.loss_and_gradient(pass, x, dx)?;
+        match &self.head {
+            TaskHead::Masked(head) => head.loss_and_gradient(pass, x, dx)?,
+            TaskHead::Sequence(head) => head.loss_and_gradient(pass, x, dx)?,
+        }
         let lengths = Some(self.lengths.first_rows(pass.batch.size));
         let embedded = self.embedded.rows(pass);
         for (layer, block) in self.blocks.iter().enumerate().rev() {
@@ -216,16 +234,47 @@ impl Model for Bert {
         let dsum = pass.rows(self.shared.dsum);
         self.norm.backward(pass, dx, embedded, dsum, Accumulate::Overwrite)?;
         self.segment.backward(pass, pass.rows(self.segments), dsum, Sharing::Alone)?;
-        self.embedding.backward(pass, pass.rows(self.tokens), dsum, Sharing::Tied)
+        self.embedding.backward(pass, pass.rows(self.tokens), dsum, self.head.sharing())
     }
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
-        self.head.loss(pass, x)
+        match &self.head {
+            TaskHead::Masked(head) => head.loss(pass, x),
+            TaskHead::Sequence(head) => head.evaluate(pass, x),
+        }
     }
 
     fn loss(&self) -> Tensor {
-        self.head.head.buffers().loss
+        match &self.head {
+            TaskHead::Masked(head) => head.head.buffers().loss,
+            TaskHead::Sequence(head) => head.loss(),
+        }
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        match &self.head {
+            TaskHead::Masked(_) => Err(no_outputs()),
+            TaskHead::Sequence(head) => head.outputs(pass),
+        }
+    }
+}
+
+/// The reader of the last block's output.
+#[derive(Debug)]
+enum TaskHead {
+    /// Pre-training.
+    Masked(Box<MaskedHead>),
+    /// Fine-tuning.
+    Sequence(Box<SequenceHead>),
+}
+
+impl TaskHead {
+    fn sharing(&self) -> Sharing {
+        match self {
+            Self::Masked(_) => Sharing::Tied,
+            Self::Sequence(_) => Sharing::Alone,
+        }
     }
 }
 
@@ -236,8 +285,7 @@ struct MaskedHead {
     norm: Norm,
     head: Head,
     mask_probability: f32,
-    /// Numbers of the rows; [`HeadLoss::IGNORE`] after the last.
-    rows: Tensor,
+    rows: TargetRows,
     /// m, the output of the transform, and its activation in the norm.
     m: Tensor,
     z: Tensor,
@@ -268,7 +316,7 @@ impl MaskedHead {
         let norm = Norm::new(builder, &of("transform.LayerNorm"), d, Bias::Present, EPSILON)?;
         let n = most_targets(mask_probability, builder.batch().tokens());
         let head = Head::tied(builder, embedding, n)?.with_bias(builder, &of("bias"))?;
-        let rows = builder.tensor("masked rows", [n, 1], DType::U32, Region::Activations)?;
+        let rows = TargetRows::new(builder, "masked rows", n)?;
         let mut activation =
             |name| builder.tensor(name, [n, d], DType::Activation, Region::Activations);
         let (m, z, h) = (activation("masked")?, activation("head z")?, activation("head h")?);
@@ -284,29 +332,15 @@ impl MaskedHead {
 
     fn upload(&self, backend: &mut dyn Backend, targets: &[u32]) -> Result<(), Error> {
         let n = self.most(targets.len());
-        let masked = targets.iter().enumerate().filter(|&(_, &target)| target != HeadLoss::IGNORE);
-        let (mut rows, mut ids): (Vec<u32>, Vec<u32>) =
-            masked.map(|(row, &target)| (row as u32, target)).unzip();
-        if ids.len() > n {
-            return Err(Error::Operand {
-                operation: "batch",
-                operand: "the number of targets",
-                expected: [n, 1],
-                found: [ids.len(), 1],
-            });
-        }
-        rows.resize(n, HeadLoss::IGNORE);
-        ids.resize(n, HeadLoss::IGNORE);
-        backend.upload_ids(self.rows.first_rows(n), &rows)?;
-        backend.upload_ids(self.head.buffers().targets.first_rows(n), &ids)
+        self.rows.upload(backend, targets, n, self.head.buffers().targets)
     }
 
     /// The input of the decoder.
     fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
         let n = self.most(x.shape[0]);
-        let [rows, m, z] = [self.rows, self.m, self.z].map(|buffer| buffer.first_rows(n));
+        let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
         let kept = self.kept.first_rows(n);
-        pass.run(GatherRows { x, rows, out: m })?;
+        self.rows.gather(pass, x, m)?;
         self.transform.forward_activation(pass, m, z, TRANSFORM, kept.x)?;
         self.norm.forward(pass, kept)?;
         Ok(kept.y)
@@ -320,14 +354,14 @@ impl MaskedHead {
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
         let y = self.forward(pass, x)?;
         let n = y.shape[0];
-        let [rows, m, z] = [self.rows, self.m, self.z].map(|buffer| buffer.first_rows(n));
+        let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
         let [first, second] = self.scratch.map(|buffer| buffer.first_rows(n));
         self.head.loss_and_gradient(pass, y, first)?;
         let kept = self.kept.first_rows(n);
         self.norm.backward(pass, first, kept, second, Accumulate::Overwrite)?;
         pass.run(ActivationBackward { activation: TRANSFORM, dh: second, z, dz: first })?;
         self.transform.backward(pass, m, first, second)?;
-        pass.run(ScatterRows { dout: second, rows, dx })
+        self.rows.scatter(pass, second, dx)
     }
 }
 

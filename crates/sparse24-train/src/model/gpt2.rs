@@ -15,13 +15,14 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{ActivationCheckpointing, Extents, Model, Sparsify};
+use super::{ActivationCheckpointing, Extents, Model, Sparsify, no_outputs, no_text};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
         Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Sharing, Sparsity,
+        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, SequenceHead,
+        SequenceHeadSpec, Sharing, Sparsity,
     },
     objective::Batch,
 };
@@ -47,6 +48,8 @@ pub struct Gpt2Spec {
     pub bias: Bias,
     /// Which linear layers masks may prune.
     pub sparsify: Sparsify,
+    /// The prediction that it is fine-tuned for; the next token if absent.
+    pub prediction: Option<Prediction>,
 }
 
 /// The parameter whose rows are the vocabulary.
@@ -65,7 +68,7 @@ pub struct Gpt2 {
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
-    head: Head,
+    head: TaskHead,
     tokens: Tensor,
     /// Output of the embedding.
     embedded: Tensor,
@@ -118,7 +121,18 @@ impl Gpt2 {
             blocks.push(Block::new(builder, spec, layer, x, shared)?);
         }
         let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
-        let head = Head::tied(builder, &embedding, builder.batch().tokens())?;
+        let head = match spec.prediction {
+            None => {
+                let rows = builder.batch().tokens();
+                TaskHead::Next(Box::new(Head::tied(builder, &embedding, rows)?))
+            }
+            Some(prediction) => {
+                let (name, bias, pooler) = ("score", Bias::Absent, None);
+                let (d_model, deviation) = (d, DEVIATION);
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
+            }
+        };
         let x = builder.activation("ln_f x", d)?;
         let last = NormActivations::new(builder, "ln_f", x)?;
         let tokens = [builder.batch().tokens(), 1];
@@ -172,36 +186,76 @@ impl Model for Gpt2 {
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
         let Batch { tokens, targets, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
-        backend.upload_ids(self.head.buffers().targets.first_rows(targets.len()), targets)
+        match &self.head {
+            TaskHead::Next(head) => {
+                backend.upload_ids(head.buffers().targets.first_rows(targets.len()), targets)
+            }
+            TaskHead::Sequence(head) => head.upload(backend, targets),
+        }
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
-        self.head.loss_and_gradient(pass, x, dy)?;
+        match &self.head {
+            TaskHead::Next(head) => head.loss_and_gradient(pass, x, dy)?,
+            TaskHead::Sequence(head) => head.loss_and_gradient(pass, x, dy)?,
+        }
         pass.run(Fill { to: residual, value: 0.0 })?;
         self.norm.backward(pass, dy, self.last.rows(pass), residual, Accumulate::Add)?;
         for block in self.blocks.iter().rev() {
             block.backward(pass, &self.gradients, pass.rows(self.delta))?;
         }
         pass.drop_in_place(residual, self.dropout)?;
-        self.embedding.backward(pass, pass.rows(self.tokens), residual, Sharing::Tied)
+        self.embedding.backward(pass, pass.rows(self.tokens), residual, self.head.sharing())
     }
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
-        self.head.loss(pass, x)
+        match &self.head {
+            TaskHead::Next(head) => head.loss(pass, x),
+            TaskHead::Sequence(head) => head.evaluate(pass, x),
+        }
     }
 
     fn loss(&self) -> Tensor {
-        self.head.buffers().loss
+        match &self.head {
+            TaskHead::Next(head) => head.buffers().loss,
+            TaskHead::Sequence(head) => head.loss(),
+        }
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        match &self.head {
+            TaskHead::Next(_) => Err(no_outputs()),
+            TaskHead::Sequence(head) => head.outputs(pass),
+        }
     }
 
     fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let TaskHead::Next(head) = &self.head else { return Err(no_text()) };
         pass.backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         let x = self.forward(pass)?;
-        self.head.logits(pass, x.rows(tokens.len() - 1..tokens.len()))
+        head.logits(pass, x.rows(tokens.len() - 1..tokens.len()))
+    }
+}
+
+/// The reader of the final norm's output.
+#[derive(Debug)]
+enum TaskHead {
+    /// Pre-training: the next token.
+    Next(Box<Head>),
+    /// Fine-tuning, on the last token.
+    Sequence(Box<SequenceHead>),
+}
+
+impl TaskHead {
+    fn sharing(&self) -> Sharing {
+        match self {
+            Self::Next(_) => Sharing::Tied,
+            Self::Sequence(_) => Sharing::Alone,
+        }
     }
 }
 

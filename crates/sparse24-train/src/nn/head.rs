@@ -1,25 +1,47 @@
-//! The head of a language model: logits over the vocabulary, tied to the embedding, and the
-//! cross-entropy.
+//! The output layer: logits over the vocabulary, tied to the embedding, or outputs of its own, and
+//! their loss.
 
 use super::{
     Pass,
     builder::Builder,
     embedding::Embedding,
+    linear24::Bias,
     parameter::{Handle, ParameterSpec},
 };
 use crate::{
     Error,
     backend::{
         DType, Region, Tensor,
-        op::{HeadGradients, HeadLoss, Logits},
+        op::{HeadGradients, HeadLoss, Logits, TargetLoss},
     },
 };
 
-/// Logits x E^T + b, and their cross-entropy.
+/// The prediction of a fine-tuned model for a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prediction {
+    /// One of this many classes, by cross-entropy.
+    Class(usize),
+    /// A number, by squared error.
+    Value,
+}
+
+impl Prediction {
+    /// Outputs per sequence.
+    #[must_use]
+    pub fn outputs(self) -> usize {
+        match self {
+            Self::Class(classes) => classes,
+            Self::Value => 1,
+        }
+    }
+}
+
+/// Outputs x E^T + b, and their loss.
 #[derive(Debug)]
 pub struct Head {
     table: Handle,
     bias: Option<Handle>,
+    kind: TargetLoss,
     buffers: HeadBuffers,
 }
 
@@ -28,7 +50,7 @@ pub struct Head {
 pub struct HeadBuffers {
     /// Scratch `[rows at a time, V]`.
     pub logits: Tensor,
-    /// Target ids `[rows, 1]`.
+    /// Targets `[rows, 1]`.
     pub targets: Tensor,
     /// One f32: the sum of the rows' losses.
     pub loss: Tensor,
@@ -45,16 +67,48 @@ impl Head {
         embedding: &Embedding,
         rows: usize,
     ) -> Result<Self, Error> {
-        let table = embedding.token_table();
-        let vocabulary = table.weight.shape[0];
+        let kind = TargetLoss::CrossEntropy { smoothing: 0.0 };
+        Self::of_table(builder, embedding.token_table(), kind, rows)
+    }
+
+    /// A head with a table `[outputs, d]` of its own.
+    pub fn untied(
+        builder: &mut Builder<'_>,
+        name: &str,
+        (prediction, d): (Prediction, usize),
+        bias: Bias,
+        deviation: f32,
+        rows: usize,
+    ) -> Result<Self, Error> {
+        let shape = [prediction.outputs(), d];
+        let table = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
+        let table = builder.parameter(table)?;
+        let kind = match prediction {
+            Prediction::Class(_) => TargetLoss::CrossEntropy { smoothing: 0.0 },
+            Prediction::Value => TargetLoss::SquaredError,
+        };
+        let head = Self::of_table(builder, table, kind, rows)?;
+        match bias {
+            Bias::Absent => Ok(head),
+            Bias::Present => head.with_bias(builder, &format!("{name}.bias")),
+        }
+    }
+
+    fn of_table(
+        builder: &mut Builder<'_>,
+        table: Handle,
+        kind: TargetLoss,
+        rows: usize,
+    ) -> Result<Self, Error> {
+        let outputs = table.weight.shape[0];
         let mut alloc =
             |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);
         let buffers = HeadBuffers {
-            logits: alloc("logits", [rows.min(ROWS), vocabulary], DType::Activation)?,
+            logits: alloc("logits", [rows.min(ROWS), outputs], DType::Activation)?,
             targets: alloc("targets", [rows, 1], DType::U32)?,
             loss: alloc("loss", [1, 1], DType::F32)?,
         };
-        Ok(Self { table, bias: None, buffers })
+        Ok(Self { table, bias: None, kind, buffers })
     }
 
     /// This head with a bias of the logits, which starts at zero.
@@ -90,9 +144,9 @@ impl Head {
         pass.run(op)
     }
 
-    /// The logits of one row of x.
+    /// The outputs for x, which has at most as many rows as logits are held at a time.
     pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
-        let out = self.buffers.logits.first_rows(1);
+        let out = self.buffers.logits.first_rows(x.shape[0]);
         let bias = self.bias.map(|bias| bias.weight);
         pass.run(Logits { x, embedding: self.table.weight, bias, out })?;
         pass.backend.download(out)
@@ -102,6 +156,6 @@ impl Head {
         let HeadBuffers { logits, targets, loss } = self.buffers;
         let (embedding, bias) = (self.table.weight, self.bias.map(|bias| bias.weight));
         let targets = targets.first_rows(x.shape[0]);
-        HeadLoss { x, embedding, bias, targets, smoothing: 0.0, logits, loss, gradients }
+        HeadLoss { x, embedding, bias, targets, kind: self.kind, logits, loss, gradients }
     }
 }

@@ -159,10 +159,28 @@ impl Trainer {
             let problem = "the model has no such parameter".to_owned();
             return Err(Error::Parameter { name: (*name).to_owned(), problem });
         }
-        for parameter in parameters.iter() {
+        self.start_partly_from(weights, |_| false)
+    }
+
+    /// Like [`Self::start_from`], for a model with another head: weights of no parameter are left
+    /// out, and parameters whose name `is_new` says keep their initial values if they are missing.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] where another one is missing or one has another size.
+    pub fn start_partly_from(
+        &mut self,
+        weights: &[(&str, &[f32])],
+        is_new: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
+        for parameter in self.allocated.parameters.iter() {
             let (name, expected) = (&parameter.spec.name, parameter.weight.elements());
             let given = weights.iter().find(|(given, _)| given == name);
-            let (_, values) = given.ok_or_else(|| missing(parameter, "weight"))?;
+            let Some((_, values)) = given else {
+                if is_new(name) {
+                    continue;
+                }
+                return Err(missing(parameter, "weight"));
+            };
             if values.len() != expected {
                 let (shape, found) = (parameter.weight.shape, values.len());
                 let problem = format!("expected {expected} values ({shape:?}), found {found}");

@@ -6,6 +6,7 @@ mod bert;
 mod configuration;
 mod divergence;
 mod evaluation;
+mod finetune;
 mod format;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod gpus;

@@ -8,7 +8,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{backend::op::HeadLoss, model::BertSpec, objective::Batch};
 
-use super::pass::Pass;
+use super::{pass::Pass, sequence::Head};
 
 const EMBEDDING: [&str; 2] =
     ["embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"];
@@ -29,19 +29,39 @@ struct Block {
     h: Matrix,
 }
 
-pub(super) struct Forward {
+/// The pass up to the last block.
+struct Forward {
     embedded: Normed,
     blocks: Vec<Block>,
+    x: Matrix,
+}
+
+/// The head of masked tokens.
+struct Masked {
     /// Numbers of the rows with a target.
     rows: Vec<usize>,
-    pub(super) targets: Vec<u32>,
+    targets: Vec<u32>,
     masked: Matrix,
     z: Matrix,
     normed: Normed,
-    pub(super) logits: Matrix,
+    logits: Matrix,
 }
 
-pub(super) fn forward(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> Forward {
+fn sequence_head(spec: &BertSpec) -> Option<Head> {
+    let (name, pooler, dropout) = ("classifier", Some("pooler.dense"), 1 + 3 * spec.layers);
+    spec.prediction.map(|prediction| Head { name, pooler, dropout, prediction })
+}
+
+pub(super) fn loss(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> f64 {
+    let Forward { x, .. } = forward(pass, spec, batch);
+    if let Some(head) = sequence_head(spec) {
+        return head.loss(pass, &x, batch);
+    }
+    let Masked { logits, targets, .. } = masked(pass, &x, batch);
+    layers::loss(pass.arithmetic, &logits, &targets, 0.0, 0.0).0
+}
+
+fn forward(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> Forward {
     let words = pass.embed(EMBEDDING, &batch.tokens);
     let table = &pass.weights[SEGMENTS];
     let segments =
@@ -68,6 +88,10 @@ pub(super) fn forward(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> Fo
         let input = std::mem::replace(&mut x, second.y.clone());
         blocks.push(Block { x: input, qkv, attended, norms: [first, second], z, h });
     }
+    Forward { embedded, blocks, x }
+}
+
+fn masked(pass: &mut Pass<'_>, x: &Matrix, batch: &Batch) -> Masked {
     let rows: Vec<usize> =
         (0..x.nrows()).filter(|&row| batch.targets[row] != HeadLoss::IGNORE).collect();
     let targets = rows.iter().map(|&row| batch.targets[row]).collect();
@@ -78,7 +102,7 @@ pub(super) fn forward(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> Fo
     let logits = pass.logits(EMBEDDING[0], &normed.y);
     let bias = &pass.weights[BIAS];
     let logits = pass.plus(&logits, &Matrix::from_shape_fn(logits.dim(), |(_, j)| bias[[0, j]]));
-    Forward { embedded, blocks, rows, targets, masked, z, normed, logits }
+    Masked { rows, targets, masked, z, normed, logits }
 }
 
 pub(super) fn train(
@@ -88,19 +112,17 @@ pub(super) fn train(
     scale: f64,
     gradients: &mut Tensors,
 ) -> f64 {
-    let kept = forward(pass, spec, batch);
-    let Forward { embedded, blocks, rows, targets, masked, z, normed, logits } = kept;
-    let of_head = (&normed.y, &logits);
-    let (sum, dy, dhead, dlogits) = pass.head_backward(EMBEDDING[0], of_head, &targets, scale);
-    let dbias = pass.arithmetic.column_sums(&dlogits);
-    pass.accumulate(gradients, BIAS, dbias);
-    let dh = pass.norm_backward(TRANSFORM[1], &normed, &dy, gradients);
-    let dz = layers::activate_backward(pass.arithmetic, Activation::GeluErf, &z, &dh);
-    let dmasked = pass.linear_backward(TRANSFORM[0], &masked, &dz, gradients);
-    let mut dx = Matrix::zeros(embedded.y.dim());
-    for (&row, dmasked) in rows.iter().zip(dmasked.rows()) {
-        dx.row_mut(row).assign(&dmasked);
-    }
+    let Forward { embedded, blocks, x } = forward(pass, spec, batch);
+    let (sum, mut dx, dhead) = match sequence_head(spec) {
+        Some(head) => {
+            let (sum, dx) = head.train(pass, &x, batch, scale, gradients);
+            (sum, dx, None)
+        }
+        None => {
+            let (sum, dx, dhead) = masked_backward(pass, &x, batch, scale, gradients);
+            (sum, dx, Some(dhead))
+        }
+    };
     // Both halves of a block are LayerNorm(x + f(x)).
     for (layer, kept) in blocks.iter().enumerate().rev() {
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
@@ -126,8 +148,8 @@ pub(super) fn train(
     let dx = pass.dropped(0, dx);
     let dx = pass.norm_backward(NORM, &embedded, &dx, gradients);
     let [dwords, dpositions] = pass.embed_backward(EMBEDDING, &batch.tokens, &dx);
-    let both = pass.plus(&dhead, &dwords);
-    pass.accumulate(gradients, EMBEDDING[0], both);
+    let of_table = dhead.map_or_else(|| dwords.clone(), |dhead| pass.plus(&dhead, &dwords));
+    pass.accumulate(gradients, EMBEDDING[0], of_table);
     pass.accumulate(gradients, EMBEDDING[1], dpositions);
     let dsegments = Matrix::from_shape_fn(pass.weights[SEGMENTS].dim(), |(segment, j)| {
         let rows = (0..dx.nrows()).filter(|&i| batch.segments[i] as usize == segment);
@@ -135,4 +157,27 @@ pub(super) fn train(
     });
     pass.accumulate(gradients, SEGMENTS, dsegments);
     sum
+}
+
+/// The loss, dX, and the gradient of the tied table.
+fn masked_backward(
+    pass: &mut Pass<'_>,
+    x: &Matrix,
+    batch: &Batch,
+    scale: f64,
+    gradients: &mut Tensors,
+) -> (f64, Matrix, Matrix) {
+    let Masked { rows, targets, masked, z, normed, logits } = masked(pass, x, batch);
+    let of_head = (&normed.y, &logits);
+    let (sum, dy, dhead, dlogits) = pass.head_backward(EMBEDDING[0], of_head, &targets, scale);
+    let dbias = pass.arithmetic.column_sums(&dlogits);
+    pass.accumulate(gradients, BIAS, dbias);
+    let dh = pass.norm_backward(TRANSFORM[1], &normed, &dy, gradients);
+    let dz = layers::activate_backward(pass.arithmetic, Activation::GeluErf, &z, &dh);
+    let dmasked = pass.linear_backward(TRANSFORM[0], &masked, &dz, gradients);
+    let mut dx = Matrix::zeros(x.dim());
+    for (&row, dmasked) in rows.iter().zip(dmasked.rows()) {
+        dx.row_mut(row).assign(&dmasked);
+    }
+    (sum, dx, dhead)
 }

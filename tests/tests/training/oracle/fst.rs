@@ -288,7 +288,9 @@ impl Run {
         let (masks, decay) = (&self.masks, f64::from(self.recipe.weight_decay));
         let parameters = states.map(|(((name, w), m), v)| {
             let mask = masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
-            let matrix = w.nrows() > 1 && rules.without != Some(Part::WeightDecay);
+            // The output layer of a number has one row.
+            let matrix = w.nrows() > 1 || ["score.weight", "classifier.weight"].contains(&&**name);
+            let matrix = matrix && rules.without != Some(Part::WeightDecay);
             let pruned = move |at: usize| mask.is_some_and(|kept| !kept[at]);
             ([w, m, v], &gradients[name], if matrix { decay } else { 0.0 }, pruned)
         });

@@ -8,7 +8,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::Gpt2Spec, objective::Batch};
 
-use super::pass::Pass;
+use super::{pass::Pass, sequence::Head};
 
 const EMBEDDING: [&str; 2] = ["wte.weight", "wpe.weight"];
 const EPSILON: f32 = 1e-5;
@@ -22,13 +22,28 @@ struct Block {
     h: Matrix,
 }
 
-pub(super) struct Forward {
+struct Forward {
     blocks: Vec<Block>,
     normed: Normed,
-    pub(super) logits: Matrix,
+    /// None with a sequence head.
+    logits: Option<Matrix>,
 }
 
-pub(super) fn forward(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> Forward {
+fn sequence_head(spec: &Gpt2Spec) -> Option<Head> {
+    let dropout = 1 + 3 * spec.layers;
+    let head = |prediction| Head { name: "score", pooler: None, dropout, prediction };
+    spec.prediction.map(head)
+}
+
+pub(super) fn loss(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> f64 {
+    let Forward { normed, logits, .. } = forward(pass, spec, batch);
+    match (logits, sequence_head(spec)) {
+        (Some(logits), _) => layers::loss(pass.arithmetic, &logits, &batch.targets, 0.0, 0.0).0,
+        (None, head) => head.expect("a head").loss(pass, &normed.y, batch),
+    }
+}
+
+fn forward(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> Forward {
     let embedded = pass.embed(EMBEDDING, &batch.tokens);
     let mut x = pass.dropped(0, embedded);
     let mut blocks = Vec::new();
@@ -50,7 +65,8 @@ pub(super) fn forward(pass: &mut Pass<'_>, spec: &Gpt2Spec, batch: &Batch) -> Fo
         blocks.push(Block { norms: [first, second], qkv, attended, z, h });
     }
     let normed = pass.norm("ln_f", &x, EPSILON);
-    let logits = pass.logits(EMBEDDING[0], &normed.y);
+    let is_tied = spec.prediction.is_none();
+    let logits = is_tied.then(|| pass.logits(EMBEDDING[0], &normed.y));
     Forward { blocks, normed, logits }
 }
 
@@ -62,8 +78,19 @@ pub(super) fn train(
     gradients: &mut Tensors,
 ) -> f64 {
     let Forward { blocks, normed, logits } = forward(pass, spec, batch);
-    let of_head = (&normed.y, &logits);
-    let (sum, dy, dhead, _) = pass.head_backward(EMBEDDING[0], of_head, &batch.targets, scale);
+    let (sum, dy, dhead) = match (logits, sequence_head(spec)) {
+        (Some(logits), _) => {
+            let of_head = (&normed.y, &logits);
+            let (sum, dy, dhead, _) =
+                pass.head_backward(EMBEDDING[0], of_head, &batch.targets, scale);
+            (sum, dy, Some(dhead))
+        }
+        (None, head) => {
+            let head = head.expect("a head");
+            let (sum, dy) = head.train(pass, &normed.y, batch, scale, gradients);
+            (sum, dy, None)
+        }
+    };
     let mut dx = pass.norm_backward("ln_f", &normed, &dy, gradients);
     // Both halves of a block are x + f(LayerNorm(x)).
     for (layer, kept) in blocks.iter().enumerate().rev() {
@@ -86,8 +113,8 @@ pub(super) fn train(
     }
     let dx = pass.dropped(0, dx);
     let [of_tokens, of_positions] = pass.embed_backward(EMBEDDING, &batch.tokens, &dx);
-    let of_both = pass.plus(&dhead, &of_tokens);
-    pass.accumulate(gradients, EMBEDDING[0], of_both);
+    let of_table = dhead.map_or_else(|| of_tokens.clone(), |dhead| pass.plus(&dhead, &of_tokens));
+    pass.accumulate(gradients, EMBEDDING[0], of_table);
     pass.accumulate(gradients, EMBEDDING[1], of_positions);
     sum
 }

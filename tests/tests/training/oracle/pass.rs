@@ -58,15 +58,11 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     /// The sum of the targets' losses.
     pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
-        let logits = match self.spec {
-            ModelSpec::Gpt2(spec) => gpt2::forward(self, spec, batch).logits,
-            ModelSpec::Bert(spec) => {
-                let kept = bert::forward(self, spec, batch);
-                return layers::loss(self.arithmetic, &kept.logits, &kept.targets, 0.0, 0.0).0;
-            }
+        match self.spec {
+            ModelSpec::Gpt2(spec) => gpt2::loss(self, spec, batch),
+            ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
             other => panic!("the oracle has no {other:?}"),
-        };
-        layers::loss(self.arithmetic, &logits, &batch.targets, 0.0, 0.0).0
+        }
     }
 
     /// The sum of the targets' losses; the gradients of `scale` times it are added to `gradients`.

@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
+    data::Dataset,
     disk::fault::{self, Fault, Plan},
     run::{open_dataset, save_imported},
 };
@@ -30,7 +31,7 @@ fn dataset() -> Dataset {
 fn checkpoint_of(config: &Config) -> Checkpoint {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
-    let state = identity(config, &dataset, &trainer);
+    let state = identity(config, &dataset.into(), &trainer);
     snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap()
 }
 

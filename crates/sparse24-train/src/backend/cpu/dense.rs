@@ -13,7 +13,7 @@ use sparse24_cpu::{
     dropout::dropout,
     embedding,
     gemm::matmul,
-    loss::head_loss,
+    loss::{head_loss, squared_error},
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
 };
@@ -26,7 +26,7 @@ use crate::{
         op::{
             Add, AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
             EmbedForward, Fill, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
-            NormBackward, NormForward, UpdateOp, Weight,
+            NormBackward, NormForward, TargetLoss, UpdateOp, Weight,
         },
     },
 };
@@ -290,7 +290,12 @@ impl CpuBackend {
             let scale = op.gradients.map_or(0.0, |_| self.state.loss_scale);
             self.write([logits], |cpu, [logits]| {
                 let (targets, ignore) = (cpu.buffers.ids(targets), Some(HeadLoss::IGNORE));
-                sum += head_loss(logits, targets, ignore, op.smoothing, scale)?;
+                sum += match op.kind {
+                    TargetLoss::CrossEntropy { smoothing } => {
+                        head_loss(logits, targets, ignore, smoothing, scale)?
+                    }
+                    TargetLoss::SquaredError => squared_error(logits, targets, ignore, scale)?,
+                };
                 Ok(())
             })?;
             if let Some(gradients) = op.gradients {

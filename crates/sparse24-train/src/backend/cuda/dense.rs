@@ -14,7 +14,7 @@ use crate::{
         op::{
             AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
             EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits,
-            NormBackward, NormForward, Weight,
+            NormBackward, NormForward, TargetLoss, Weight,
         },
     },
 };
@@ -249,18 +249,22 @@ impl CudaBackend {
             let logits = self.buffers.wide_activations(op.logits.first_rows(rows.len()));
             let product = gemm::LinearForward { x, weight, bias, z: logits };
             self.gemm.linear_forward(&mut self.gpu, &product)?;
-            let loss = loss::HeadLoss {
-                logits,
-                targets: self.buffers.ids(op.targets.rows(rows.clone())),
-                vocabulary: op.embedding.shape[0],
-                smoothing: op.smoothing,
-                losses: losses.rows(rows.clone()),
-            };
-            let Some(gradients) = op.gradients else {
-                loss::loss_forward(&mut self.gpu, &loss)?;
-                continue;
-            };
-            loss::head_loss(&mut self.gpu, &loss)?;
+            let targets = self.buffers.ids(op.targets.rows(rows.clone()));
+            let losses = losses.rows(rows.clone());
+            let vocabulary = op.embedding.shape[0];
+            match op.kind {
+                TargetLoss::CrossEntropy { smoothing } => {
+                    let of = loss::HeadLoss { logits, targets, vocabulary, smoothing, losses };
+                    match op.gradients {
+                        Some(_) => loss::head_loss(&mut self.gpu, &of)?,
+                        None => loss::loss_forward(&mut self.gpu, &of)?,
+                    }
+                }
+                TargetLoss::SquaredError => {
+                    loss::squared_error(&mut self.gpu, logits, targets, losses)?;
+                }
+            }
+            let Some(gradients) = op.gradients else { continue };
             let accumulate = if start == 0 { gradients.accumulate } else { Accumulate::Add };
             let dw = self.buffers.tall_floats(gradients.dembedding);
             let wgrad = gemm::LinearWgrad { dz: logits, x, dw, accumulate };

@@ -244,19 +244,31 @@ pub struct EmbedForward(pub Embed);
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedBackward(pub Embed);
 
-/// Sum over tokens of the cross-entropy of softmax(x E^T + b) against the targets.
+/// The loss of the outputs x E^T + b of a head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum TargetLoss {
+    /// The cross-entropy of their softmax against an id, V at least 2.
+    CrossEntropy {
+        /// Label smoothing in `[0, 1)`.
+        smoothing: f32,
+    },
+    /// (z - t)^2 of their only column z, V = 1, where a target has the bits of the f32 t.
+    SquaredError,
+}
+
+/// Sum over rows of the loss of x E^T + b against the targets.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLoss {
     /// `[p, d]`.
     pub x: Tensor,
-    /// E `[V, d]`, V at least 2.
+    /// E `[V, d]`.
     pub embedding: Tensor,
     /// b `[1, V]`; zero if absent.
     pub bias: Option<Tensor>,
-    /// Token ids `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
+    /// Targets `[p, 1]`; [`HeadLoss::IGNORE`] contributes nothing.
     pub targets: Tensor,
-    /// Label smoothing in `[0, 1)`.
-    pub smoothing: f32,
+    /// How a row is compared with its target.
+    pub kind: TargetLoss,
     /// Scratch `[rows at a time, V]`: the most logits that are held at once.
     pub logits: Tensor,
     /// One f32, overwritten: the sum of the tokens' losses.
@@ -289,7 +301,7 @@ pub struct HeadGradients {
 pub struct Logits {
     /// `[p, d]`.
     pub x: Tensor,
-    /// E `[V, d]`, V at least 2.
+    /// E `[V, d]`.
     pub embedding: Tensor,
     /// b `[1, V]`; zero if absent.
     pub bias: Option<Tensor>,

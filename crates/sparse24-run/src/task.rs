@@ -1,0 +1,282 @@
+//! Fine-tuning: labelled sentences and pairs of them, and the scores by which a model is judged.
+//!
+//! | step | type |
+//! | --- | --- |
+//! | the files of a task, and what they hold | [`Task`], the rows of [`TASKS`] |
+//! | files to sentences and labels | `read` |
+//! | sentences to tokens | [`Examples`] |
+//! | the batch of a step, and an evaluation | [`TaskBatches`], a pure function of (seed, step) |
+//! | predictions to scores | [`Score`] |
+
+mod batch;
+mod examples;
+mod read;
+mod score;
+
+pub use batch::TaskBatches;
+pub use examples::{Example, Examples, Layout, TaskSource};
+pub use score::Score;
+
+/// A task: its files, and how a prediction is judged.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Task {
+    /// The name that commands take.
+    pub name: &'static str,
+    /// The prediction in words.
+    pub about: &'static str,
+    /// Source.
+    pub source: &'static str,
+    /// Names that the column of the first sentence has, in a file whose first line names columns.
+    first: &'static [&'static str],
+    /// The same for the second sentence; empty for a task of single sentences.
+    second: &'static [&'static str],
+    /// The same for the label.
+    label: &'static [&'static str],
+    /// The columns of a file without such a line.
+    bare: &'static [Bare],
+    /// Its labels.
+    pub labels: Labels,
+    /// Files of the training split; the first that exists is read.
+    train: &'static [&'static str],
+    /// Files of the validation split: of the first group that exists, all are read.
+    validation: &'static [&'static [&'static str]],
+    /// The scores, the one that the task is judged by first.
+    pub scores: &'static [Score],
+}
+
+impl Task {
+    /// The names of its files, in words.
+    #[must_use]
+    pub fn files(&self) -> String {
+        let groups = self.validation.iter().map(|names| names.join(" + "));
+        let validation = groups.collect::<Vec<_>>().join(" or ");
+        format!("{}, {validation}", self.train.join(" or "))
+    }
+}
+
+/// The columns of a line of a file that does not name them.
+#[derive(Debug, PartialEq, Eq)]
+struct Bare {
+    /// Columns per line.
+    columns: usize,
+    first: usize,
+    second: usize,
+    label: usize,
+}
+
+/// The labels of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Labels {
+    /// One of these; class i is the i-th.
+    Named(&'static [&'static str]),
+    /// A class; the classes are those of the training split, in ascending order.
+    Found,
+    /// A number.
+    Value,
+}
+
+const BINARY: Labels = Labels::Named(&["0", "1"]);
+/// In the order of Hugging Face's `glue` dataset.
+const ENTAILMENT: Labels = Labels::Named(&["entailment", "not_entailment"]);
+const SENTENCE: &[&str] = &["sentence", "text"];
+const PAIR: [&[&str]; 2] = [&["sentence1", "sentence_A"], &["sentence2", "sentence_B"]];
+const TSV: &[&str] = &["train.tsv"];
+/// Validation files are called `dev` or `val`.
+const DEV: &[&[&str]] = &[&["dev.tsv"], &["val.tsv"]];
+/// Files of users.
+const OWN: &[&str] = &["train.csv", "train.tsv"];
+const OWN_DEV: &[&[&str]] = &[&["validation.csv"], &["validation.tsv"], &["dev.csv"], &["dev.tsv"]];
+const OWN_FIRST: &[&str] = &["text", "sentence", "sentence1"];
+const GLUE: &str = "GLUE, Wang et al. 2019, arXiv 1804.07461";
+
+/// Every task.
+pub const TASKS: &[Task] = &[
+    Task {
+        name: "cola",
+        about: "whether a sentence is grammatical",
+        source: GLUE,
+        first: SENTENCE,
+        second: &[],
+        label: &["label"],
+        bare: &[Bare { columns: 4, first: 3, second: 3, label: 1 }],
+        labels: BINARY,
+        train: &["train.tsv", "in_domain_train.tsv"],
+        validation: &[&["dev.tsv"], &["in_domain_dev.tsv", "out_of_domain_dev.tsv"]],
+        scores: &[Score::Matthews, Score::Accuracy],
+    },
+    Task {
+        name: "sst-2",
+        about: "whether a review is positive",
+        source: GLUE,
+        first: SENTENCE,
+        second: &[],
+        label: &["label"],
+        bare: &[Bare { columns: 2, first: 0, second: 0, label: 1 }],
+        labels: BINARY,
+        train: TSV,
+        validation: DEV,
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "mrpc",
+        about: "whether two sentences mean the same",
+        source: GLUE,
+        first: &["#1 String"],
+        second: &["#2 String"],
+        label: &["Quality"],
+        bare: &[],
+        labels: BINARY,
+        train: &["train.tsv", "msr_paraphrase_train.txt"],
+        validation: &[&["dev.tsv"], &["val.tsv"], &["msr_paraphrase_test.txt"]],
+        scores: &[Score::F1, Score::Accuracy],
+    },
+    Task {
+        name: "qqp",
+        about: "whether two questions mean the same",
+        source: GLUE,
+        first: &["question1"],
+        second: &["question2"],
+        label: &["is_duplicate"],
+        bare: &[],
+        labels: BINARY,
+        train: TSV,
+        validation: DEV,
+        scores: &[Score::F1, Score::Accuracy],
+    },
+    Task {
+        name: "sts-b",
+        about: "how similar two sentences are, from 0 to 5",
+        source: GLUE,
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["score"],
+        bare: &[Bare { columns: 3, first: 1, second: 2, label: 0 }],
+        labels: Labels::Value,
+        train: &["train.tsv", "2015.train.tsv"],
+        validation: &[&["dev.tsv"], &["2015.val.tsv"]],
+        scores: &[Score::Pearson, Score::Spearman],
+    },
+    Task {
+        name: "mnli",
+        about: "whether a sentence entails or contradicts another",
+        source: GLUE,
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["gold_label"],
+        bare: &[],
+        labels: Labels::Named(&["entailment", "neutral", "contradiction"]),
+        train: TSV,
+        validation: &[&["dev_matched.tsv"], &["dev_mismatched.tsv"]],
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "qnli",
+        about: "whether a sentence answers a question",
+        source: GLUE,
+        first: &["question"],
+        second: &["sentence"],
+        label: &["label"],
+        bare: &[],
+        labels: ENTAILMENT,
+        train: TSV,
+        validation: DEV,
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "rte",
+        about: "whether a sentence entails another",
+        source: GLUE,
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["label"],
+        bare: &[Bare { columns: 4, first: 1, second: 2, label: 3 }],
+        labels: ENTAILMENT,
+        train: TSV,
+        validation: DEV,
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "wnli",
+        about: "whether a sentence with a pronoun replaced follows",
+        source: GLUE,
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["label"],
+        bare: &[],
+        labels: BINARY,
+        train: TSV,
+        validation: DEV,
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "sick-r",
+        about: "how related two sentences are, from 1 to 5",
+        source: "SICK, Marelli et al. 2014",
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["relatedness_score"],
+        bare: &[],
+        labels: Labels::Value,
+        train: &["SICK_train.txt"],
+        validation: &[&["SICK_trial.txt"]],
+        scores: &[Score::Pearson, Score::Spearman],
+    },
+    Task {
+        name: "sick-e",
+        about: "whether a sentence entails or contradicts another",
+        source: "SICK, Marelli et al. 2014",
+        first: PAIR[0],
+        second: PAIR[1],
+        label: &["entailment_judgment"],
+        bare: &[],
+        labels: Labels::Named(&["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]),
+        train: &["SICK_train.txt"],
+        validation: &[&["SICK_trial.txt"]],
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "banking77",
+        about: "which of 77 requests a bank's customer has",
+        source: "Casanueva et al. 2020, arXiv 2003.04807",
+        first: SENTENCE,
+        second: &[],
+        label: &["category", "label"],
+        bare: &[],
+        labels: Labels::Found,
+        train: &["train.csv"],
+        validation: &[&["test.csv"]],
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "classification",
+        about: "your own classes: columns text (or sentence1, sentence2) and label",
+        source: "files of your own",
+        first: OWN_FIRST,
+        second: &["text2", "sentence2"],
+        label: &["label"],
+        bare: &[],
+        labels: Labels::Found,
+        train: OWN,
+        validation: OWN_DEV,
+        scores: &[Score::Accuracy],
+    },
+    Task {
+        name: "regression",
+        about: "your own numbers: columns text (or sentence1, sentence2) and label",
+        source: "files of your own",
+        first: OWN_FIRST,
+        second: &["text2", "sentence2"],
+        label: &["label"],
+        bare: &[],
+        labels: Labels::Value,
+        train: OWN,
+        validation: OWN_DEV,
+        scores: &[Score::Pearson, Score::Spearman],
+    },
+];
+
+/// The task of a name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Task> {
+    TASKS.iter().find(|task| task.name == name)
+}

@@ -1,0 +1,132 @@
+//! Scores of predictions, as scikit-learn and SciPy define them.
+
+use serde::{Deserialize, Serialize};
+
+/// A score of predictions against labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Score {
+    /// The share of predictions that are the label.
+    Accuracy,
+    /// 2 TP / (2 TP + FP + FN) of class 1; 0 if there are none.
+    F1,
+    /// Matthews correlation of classes (Gorodkin 2004); 0 where it is undefined.
+    Matthews,
+    /// Pearson correlation.
+    Pearson,
+    /// Spearman correlation: Pearson's, of ranks; ties have their mean rank.
+    Spearman,
+}
+
+impl Score {
+    /// Its name in metrics and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
+            Self::F1 => "f1",
+            Self::Matthews => "matthews",
+            Self::Pearson => "pearson",
+            Self::Spearman => "spearman",
+        }
+    }
+
+    /// The score of predicted numbers or class ids, in order of the labels; none if it is
+    /// undefined: without predictions, or the correlation of a constant.
+    ///
+    /// # Panics
+    /// Unless there are as many predictions as labels.
+    #[must_use]
+    pub fn of(self, predictions: &[f64], labels: &[f64]) -> Option<f64> {
+        assert_eq!(predictions.len(), labels.len(), "a prediction has a label");
+        let pairs = || predictions.iter().zip(labels);
+        let score = match self {
+            Self::Accuracy => pairs().filter(|(p, l)| p == l).count() as f64 / labels.len() as f64,
+            Self::F1 => {
+                let count = |wanted: [bool; 2]| {
+                    let is = |&(&p, &l): &(&f64, &f64)| [p == 1.0, l == 1.0] == wanted;
+                    pairs().filter(is).count() as f64
+                };
+                let hits = 2.0 * count([true, true]);
+                let all = hits + count([true, false]) + count([false, true]);
+                if all == 0.0 { 0.0 } else { hits / all }
+            }
+            Self::Matthews => matthews(predictions, labels),
+            Self::Pearson => pearson(predictions, labels),
+            Self::Spearman => pearson(&ranks(predictions), &ranks(labels)),
+        };
+        score.is_finite().then_some(score)
+    }
+}
+
+/// (n c - sum_k p_k t_k) / sqrt((n^2 - sum p_k^2) (n^2 - sum t_k^2)), where c predictions of n are
+/// right, and class k is predicted p_k times and right t_k times.
+fn matthews(predictions: &[f64], labels: &[f64]) -> f64 {
+    let n = labels.len() as f64;
+    let mut classes: Vec<f64> = predictions.iter().chain(labels).copied().collect();
+    classes.sort_by(f64::total_cmp);
+    classes.dedup();
+    let times = |of: &[f64], class: f64| of.iter().filter(|&&x| x == class).count() as f64;
+    let counts: Vec<[f64; 2]> =
+        classes.iter().map(|&class| [times(predictions, class), times(labels, class)]).collect();
+    let sum = |term: fn(&[f64; 2]) -> f64| counts.iter().map(term).sum::<f64>();
+    let right = predictions.iter().zip(labels).filter(|(p, l)| p == l).count() as f64;
+    let square = n * n;
+    let below = (square - sum(|[p, _]| p * p)) * (square - sum(|[_, t]| t * t));
+    if below == 0.0 { 0.0 } else { (n * right - sum(|[p, t]| p * t)) / below.sqrt() }
+}
+
+fn pearson(x: &[f64], y: &[f64]) -> f64 {
+    let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
+    let (mean_x, mean_y) = (mean(x), mean(y));
+    let sum = |term: &dyn Fn(f64, f64) -> f64| -> f64 {
+        x.iter().zip(y).map(|(x, y)| term(x - mean_x, y - mean_y)).sum()
+    };
+    sum(&|x, y| x * y) / (sum(&|x, _| x * x) * sum(&|_, y| y * y)).sqrt()
+}
+
+/// Ranks from 1; equal values share the mean of theirs.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut first = 0;
+    for equal in order.chunk_by(|&a, &b| values[a] == values[b]) {
+        let rank = first as f64 + (equal.len() as f64 + 1.0) / 2.0;
+        equal.iter().for_each(|&at| ranks[at] = rank);
+        first += equal.len();
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected values are from scikit-learn 1.9 and SciPy 1.17.
+    #[test]
+    fn scores_are_those_of_scikit_learn_and_scipy() {
+        let (p, l) = ([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [1., 0., 0., 1., 1., 1., 0., 0.]);
+        let classes = [[0., 1., 2., 2., 1., 0., 2.], [0., 2., 2., 2., 1., 1., 0.]];
+        let values = [[0.5, 1.5, 2.5, 2.5, 4.0, 0.0], [1.0, 1.0, 3.0, 2.0, 5.0, 0.5]];
+        for (score, predictions, labels, expected) in [
+            (Score::Accuracy, &p[..], &l[..], Some(0.75)),
+            (Score::F1, &p, &l, Some(0.75)),
+            (Score::Matthews, &p, &l, Some(0.5)),
+            (Score::Matthews, &classes[0], &classes[1], Some(0.34375)),
+            (Score::Matthews, &[1.0, 1.0], &[0.0, 1.0], Some(0.0)),
+            (Score::F1, &[0.0, 0.0], &[0.0, 0.0], Some(0.0)),
+            (Score::Pearson, &values[0], &values[1], Some(0.933_643_187_048_381_5)),
+            (Score::Spearman, &values[0], &values[1], Some(0.970_588_235_294_117_8)),
+            (Score::Pearson, &[1.0, 1.0], &[0.0, 1.0], None),
+            (Score::Accuracy, &[], &[], None),
+        ] {
+            let found = score.of(predictions, labels);
+            let close = match (found, expected) {
+                (Some(found), Some(expected)) => (found - expected).abs() < 1e-12,
+                (found, expected) => found == expected,
+            };
+            assert!(close, "{score:?}: {found:?}, expected {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The head of a fine-tuned model: it predicts a class, or a value, of each sequence.
+
+use sparse24_core::{op::Activation, philox::Site};
+
+use super::{
+    Pass,
+    builder::Builder,
+    head::{Head, Prediction},
+    linear24::{Bias, Linear24, LinearSpec},
+    parameter::Sparsity,
+    target_rows::TargetRows,
+};
+use crate::{
+    Error,
+    backend::{Backend, DType, Region, Tensor, op::ActivationBackward},
+};
+
+/// Outputs for the row of each sequence that has a target.
+///
+/// ```text
+/// m = the rows of x that have a target, one a sequence
+/// h = tanh(m P^T + p)            with a pooler, else h = m
+/// outputs = dropout(h) W^T + b
+/// ```
+#[derive(Debug)]
+pub struct SequenceHead {
+    pooler: Option<Pooler>,
+    dropout: Site,
+    head: Head,
+    rows: TargetRows,
+    m: Tensor,
+    h: Tensor,
+    /// Gradients of h and m.
+    dh: Tensor,
+    dm: Tensor,
+}
+
+#[derive(Debug)]
+struct Pooler {
+    linear: Linear24,
+    z: Tensor,
+    dz: Tensor,
+}
+
+/// The declaration of a [`SequenceHead`].
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceHeadSpec<'a> {
+    /// Name of the output layer.
+    pub name: &'a str,
+    /// Whether the output layer has a bias.
+    pub bias: Bias,
+    /// Name and width of the pooler.
+    pub pooler: Option<(&'a str, usize)>,
+    /// Features of x.
+    pub d_model: usize,
+    /// Standard deviation of the initial weights.
+    pub deviation: f32,
+    /// Its prediction.
+    pub prediction: Prediction,
+}
+
+impl SequenceHead {
+    /// Allocates the layers.
+    pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
+        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
+        let n = builder.batch().size;
+        let activation = |builder: &mut Builder<'_>, name, columns| {
+            builder.tensor(name, [n, columns], DType::Activation, Region::Activations)
+        };
+        let width = pooler.map_or(d_model, |(_, width)| width);
+        let m = activation(builder, "pooled rows", d_model)?;
+        let dm = activation(builder, "dpooled rows", d_model)?;
+        let (mut h, mut dh) = (m, dm);
+        let pooler = match pooler {
+            None => None,
+            Some((name, width)) => {
+                let (name, sparsity) = (name.to_owned(), Sparsity::Dense);
+                let shape = [width, d_model];
+                let spec = LinearSpec { name, shape, deviation, bias: Bias::Present, sparsity };
+                let linear = Linear24::new(builder, spec)?;
+                h = activation(builder, "pooled", width)?;
+                dh = activation(builder, "dpooled", width)?;
+                let z = activation(builder, "pooler z", width)?;
+                Some(Pooler { linear, z, dz: activation(builder, "pooler dz", width)? })
+            }
+        };
+        let dropout = builder.dropout_site();
+        let head = Head::untied(builder, name, (prediction, width), bias, deviation, n)?;
+        let rows = TargetRows::new(builder, "target rows", n)?;
+        Ok(Self { pooler, dropout, head, rows, m, h, dh, dm })
+    }
+
+    /// The summed loss `[1, 1]`.
+    #[must_use]
+    pub fn loss(&self) -> Tensor {
+        self.head.buffers().loss
+    }
+
+    /// Copies the targets of a batch to the device: one of each sequence.
+    pub fn upload(&self, backend: &mut dyn Backend, targets: &[u32]) -> Result<(), Error> {
+        self.rows.upload(backend, targets, self.m.shape[0], self.head.buffers().targets)
+    }
+
+    /// The input of the output layer.
+    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+        let n = pass.batch.size;
+        let [m, h] = [self.m, self.h].map(|buffer| buffer.first_rows(n));
+        self.rows.gather(pass, x, m)?;
+        if let Some(Pooler { linear, z, .. }) = &self.pooler {
+            linear.forward_activation(pass, m, z.first_rows(n), Activation::Tanh, h)?;
+        }
+        pass.drop_in_place(h, self.dropout)?;
+        Ok(h)
+    }
+
+    /// The summed loss, without gradients.
+    pub fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+        let h = self.forward(pass, x)?;
+        self.head.loss(pass, h)
+    }
+
+    /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
+    pub fn loss_and_gradient(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        dx: Tensor,
+    ) -> Result<(), Error> {
+        let h = self.forward(pass, x)?;
+        let n = pass.batch.size;
+        let [m, dh, dm] = [self.m, self.dh, self.dm].map(|buffer| buffer.first_rows(n));
+        self.head.loss_and_gradient(pass, h, dh)?;
+        pass.drop_in_place(dh, self.dropout)?;
+        if let Some(Pooler { linear, z, dz }) = &self.pooler {
+            let (activation, z, dz) = (Activation::Tanh, z.first_rows(n), dz.first_rows(n));
+            pass.run(ActivationBackward { activation, dh, z, dz })?;
+            linear.backward(pass, m, dz, dm)?;
+        }
+        self.rows.scatter(pass, dm, dx)
+    }
+
+    /// The outputs `[size, outputs]` of the batch that was evaluated last.
+    pub fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        self.head.logits(pass, self.h.first_rows(pass.batch.size))
+    }
+}

@@ -1,0 +1,234 @@
+//! `sparse24 finetune`: trains a pre-trained model further on labelled sentences.
+
+use std::path::{Path, PathBuf};
+
+use sparse24_run::{
+    Error,
+    checkpoint::NamedTensor,
+    config::{Config, ModelKind, dotted, preset, table_of},
+    data::Tokenizer,
+    run::{Given, Model, Run},
+    task::{self, Examples, Labels, TASKS},
+};
+use sparse24_train::model::ModelSpec;
+
+use crate::{
+    configure::{Configure, quote},
+    failure::{Exit, Failure},
+    output::{counted, note, say},
+    signals::Signals,
+    train::{Claimed, Reporting, drive, on_threads},
+    weights,
+};
+
+/// Fine-tune a pre-trained model: classes or scores of sentences and of pairs
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Task of the data
+    #[arg(long, value_name = "NAME", required_unless_present = "list")]
+    task: Option<String>,
+    /// Pre-trained model: a run, a checkpoint or a Hugging Face folder
+    #[arg(long, value_name = "PATH", required_unless_present = "list")]
+    init_from: Option<PathBuf>,
+    /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
+    #[arg(long, value_name = "NUMBER")]
+    epochs: Option<u32>,
+    #[command(flatten)]
+    configure: Configure,
+    /// Run directory [default: runs/TASK-TIME]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// List the tasks with their files and scores
+    #[arg(long, exclusive = true)]
+    list: bool,
+    #[command(flatten)]
+    reporting: Reporting,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let (Some(name), Some(from)) = (&args.task, &args.init_from) else { return list() };
+    let pretrained = Pretrained::read(from)?;
+    let (config, examples) = configured(&args.configure, name, args.epochs, &pretrained)?;
+    let claimed = args.out.is_none().then(|| Claimed::new(&config.task.name)).transpose()?;
+    let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
+    let out = out.expect("named or claimed");
+    let signals = Signals::take()?;
+    on_threads(&config.clone(), || {
+        let weights = Some(&*pretrained.weights);
+        let run = Run::start(config, examples, Given { weights, ..Given::default() }, &out)?;
+        drive(run, &args.reporting, signals)
+    })
+}
+
+fn list() -> Result<(), Failure> {
+    for task in TASKS {
+        let scores: Vec<_> = task.scores.iter().map(|score| score.name()).collect();
+        say!("{:14}  {}", task.name, task.about);
+        say!("{:14}  files {}; scores {}; {}", "", task.files(), scores.join(", "), task.source);
+    }
+    Ok(())
+}
+
+/// A pre-trained model.
+pub(crate) struct Pretrained {
+    weights: Vec<NamedTensor>,
+    kind: ModelKind,
+    /// Its preset, if it is known.
+    preset: Option<String>,
+    /// The settings of its shape, each `key=value`.
+    shape: Vec<String>,
+    tokenizer: Tokenizer,
+}
+
+impl Pretrained {
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+        let no_tokenizer = || {
+            let problem = format!("{}: has no tokenizer, so it cannot read text", path.display());
+            Failure::new(Exit::Input, problem)
+        };
+        if !["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
+            let initial = weights::Initial::read_gpt2(path)?;
+            let kind = initial.kind.ok_or_else(no_tokenizer)?;
+            let tokenizer = Tokenizer::for_text(kind, "")?;
+            let (kind, shape) = (ModelKind::Gpt2, initial.settings());
+            return Ok(Self { weights: initial.weights, kind, preset: None, shape, tokenizer });
+        }
+        let mut model = Model::read(path)?;
+        let tokenizer = model.tokenizer.take().ok_or_else(no_tokenizer)?;
+        let settings = dotted(table_of(&model.config)).into_iter();
+        let mut shape: Vec<String> = settings
+            .filter(|(key, _)| key.starts_with("model.") || key == "data.tokenizer")
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        // A narrow model stays so with any method.
+        let d_ff = match &model.recipe().model {
+            ModelSpec::Gpt2(spec) => spec.d_ff,
+            ModelSpec::Bert(spec) => spec.d_ff,
+            _ => model.config.model.d_ff,
+        };
+        shape.push(format!("model.d_ff={d_ff}"));
+        let kind = model.config.model.kind;
+        let preset = Some(model.config.preset).filter(|name| preset::find(name).is_ok());
+        let mut weights = model.checkpoint.weights;
+        // The head of another task.
+        weights
+            .retain(|weight| !["classifier.", "score."].iter().any(|h| weight.name.starts_with(h)));
+        Ok(Self { weights, kind, preset, shape, tokenizer })
+    }
+
+    /// The usual settings of fine-tuning such a model, each `key=value`, and the epochs.
+    ///
+    /// Sources: for BERT the paper's repository; for GPT-2 likewise, with sequences of 128.
+    fn usual(&self) -> (&'static [&'static str], u32) {
+        match self.kind {
+            ModelKind::Bert => (
+                &[
+                    "optimizer.learning_rate=4e-5",
+                    "optimizer.beta1=0.9",
+                    "optimizer.beta2=0.98",
+                    "optimizer.epsilon=1e-6",
+                    "batch.size=16",
+                    "model.dropout=0.1",
+                ],
+                5,
+            ),
+            ModelKind::Gpt2 => (
+                &[
+                    "optimizer.learning_rate=5e-6",
+                    "optimizer.beta1=0.9",
+                    "optimizer.beta2=0.999",
+                    "optimizer.epsilon=1e-8",
+                    "batch.size=32",
+                    "model.dropout=0.0",
+                ],
+                3,
+            ),
+        }
+    }
+}
+
+/// The share of the steps in which the learning rate rises: a tenth.
+const WARMUP: u32 = 10;
+
+/// The configuration of a fine-tuning, and its examples.
+pub(crate) fn configured(
+    configure: &Configure,
+    name: &str,
+    epochs: Option<u32>,
+    pretrained: &Pretrained,
+) -> Result<(Config, Examples), Failure> {
+    let task = task::find(name);
+    let (usual, usual_epochs) = pretrained.usual();
+    let mut given = pretrained.shape.clone();
+    given.extend(usual.iter().map(|&setting| setting.to_owned()));
+    let always = [
+        "method.name=\"dense\"",
+        "optimizer.schedule=\"cosine\"",
+        "optimizer.min_learning_rate=0.0",
+        "optimizer.cooldown_steps=0",
+        "optimizer.decay_steps=0",
+        "optimizer.weight_decay=0.0",
+        "optimizer.max_grad_norm=0.0",
+        "batch.gradient_accumulation_steps=1",
+        "run.flip_every=0",
+    ];
+    given.extend(always.map(str::to_owned));
+    given.push(format!("task.name={}", quote(name)));
+    // An unknown task is refused with the configuration.
+    let is_value = task.is_some_and(|task| task.labels == Labels::Value);
+    let least = if is_value { 1 } else { 2 };
+    given.push(format!("task.outputs={least}"));
+    let preset = pretrained.preset.as_deref();
+    let resolve = |given: &[String]| configure.resolve_on(preset, given);
+    let first = resolve(&given)?;
+    if first.data.path.is_empty() {
+        let problem = format!("--data: name the folder with the files of {name}");
+        return Err(Failure::new(Exit::Usage, problem));
+    }
+    let examples = open(&first, &pretrained.tokenizer)?;
+    let per_step = first.batch.size * first.batch.gradient_accumulation_steps as usize;
+    let epochs = epochs.unwrap_or(usual_epochs).max(1) as usize;
+    let count = |examples: usize| u32::try_from(examples.div_ceil(per_step)).unwrap_or(u32::MAX);
+    let steps = count(examples.train.len().saturating_mul(epochs));
+    let epoch = count(examples.train.len());
+    // Shorter sequences cost less, and padding changes nothing.
+    let length = examples.longest().next_multiple_of(8).min(first.model.sequence_length);
+    given.extend([
+        format!("task.outputs={}", examples.outputs()),
+        format!("task.max_length={length}"),
+        format!("steps={steps}"),
+        format!("optimizer.warmup_steps={}", steps / WARMUP),
+        format!("run.eval_every={epoch}"),
+        format!("run.checkpoint_every={epoch}"),
+    ]);
+    let config = resolve(&given)?;
+    let examples = open(&config, &pretrained.tokenizer)?;
+    if config.task.outputs != examples.outputs() {
+        let problem = format!(
+            "task.outputs: expected {}, the classes of the training split, found {}",
+            examples.outputs(),
+            config.task.outputs
+        );
+        return Err(Error::setting("task.outputs", problem).into());
+    }
+    note(format_args!(
+        "{name}: {} to train on, {} to validate, at most {} tokens each",
+        counted(examples.train.len(), "example"),
+        examples.validation.len(),
+        config.batch_length()
+    ));
+    if examples.cut > 0 {
+        let longer = if examples.cut == 1 { "example is" } else { "examples are" };
+        note(format_args!(
+            "{} {longer} longer than {} tokens, and what exceeds them is cut",
+            examples.cut,
+            config.batch_length()
+        ));
+    }
+    Ok((config, examples))
+}
+
+fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {
+    let source = config.task_source()?.expect("the configuration of a task");
+    Examples::open(source, tokenizer)
+}

@@ -1,0 +1,87 @@
+//! Fine-tuning: from a pre-trained model to scores, through an interruption, and what is refused.
+
+use std::fs;
+
+use crate::support::{Place, SAVED};
+
+const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+
+/// A folder of a task whose label is whether the sentence has an x.
+fn data(place: &Place) {
+    fs::create_dir_all(place.path("task")).unwrap();
+    for (name, count) in [("train.tsv", 48), ("dev.tsv", 20)] {
+        let row = |i: usize| {
+            let label = i % 3 % 2;
+            let sentence = if label == 1 { "xx" } else { "aa" };
+            format!("s\t{label}\t\t{sentence} {}\n", i % 7)
+        };
+        fs::write(place.path("task").join(name), (0..count).map(row).collect::<String>()).unwrap();
+    }
+}
+
+#[test]
+fn a_model_is_fine_tuned_from_either_family() {
+    for (model, method) in [(BERT, "dense"), ("", "dense"), (BERT, "fst")] {
+        let place = Place::trained(&format!("{model} --set data.tokenizer=byte"));
+        data(&place);
+        let tune = format!(
+            "finetune --task cola --data task --init-from run --method {method} \
+             --set batch.size=8 --set optimizer.learning_rate=0.01 {SAVED} --json"
+        );
+        // Two epochs of 48 examples.
+        assert_eq!(place.json(&format!("{tune} --epochs 2 --out short"))["steps"], 12);
+        place.repeats("short");
+        let summary = place.json(&format!("{tune} --epochs 20 --out tuned"));
+        let scores = &summary["scores"];
+        assert!(scores["accuracy"].as_f64().is_some_and(|share| share > 0.9), "{summary}");
+        assert!(scores["matthews"].as_f64().is_some_and(|score| score > 0.8), "{summary}");
+        let report = place.json("eval tuned --json");
+        assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], scores]);
+        assert_eq!(report["tokens"], 20, "examples are counted");
+        let other = place.json("eval tuned --data task --json");
+        assert_eq!(other["loss"], report["loss"]);
+        place.exits("report tuned --out page.html", 0);
+        let page = fs::read_to_string(place.path("page.html")).unwrap();
+        assert!(page.contains("Score of the task") && page.contains("matthews"), "no score");
+        // A fine-tuned model is a start too, with a new head.
+        let again = tune.replace("--init-from run", "--init-from tuned --epochs 1 --out again");
+        assert_eq!(place.json(&again)["steps"], 6);
+    }
+}
+
+#[test]
+fn what_cannot_be_fine_tuned_is_refused() {
+    let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
+    data(&place);
+    fs::create_dir(place.path("empty")).unwrap();
+    let tune = "finetune --init-from run --out other";
+    for (line, code, pattern) in [
+        (
+            format!("{tune} --task coal --data task"),
+            2,
+            "task.name: \"coal\" is not known; did you mean",
+        ),
+        (format!("{tune} --task cola"), 2, "--data: name the folder with the files of cola"),
+        (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is no folder"),
+        (format!("{tune} --task cola --data empty"), 3, "empty: has no training file of cola"),
+        (
+            format!("{tune} --task rte --data task"),
+            3,
+            "line 1: has the label \"aa 0\", expected entailment",
+        ),
+        (
+            format!("{tune} --task cola --data task --set task.max_length=9999"),
+            2,
+            "task.max_length: expected at most model.sequence_length",
+        ),
+        (
+            format!("{tune} --task cola --data task --set task.outputs=3"),
+            2,
+            "task.outputs: expected 2, the classes of the training split, found 3",
+        ),
+        ("finetune --task cola --data task --init-from task".to_owned(), 3, "task/config.json"),
+    ] {
+        place.refuses(&line, code, pattern);
+        assert!(!place.path("other").exists(), "{line}: left something behind");
+    }
+}
