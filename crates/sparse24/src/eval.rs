@@ -122,9 +122,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else if is_table {
-            say!(
-                "{run:width$}  {step:>8}  {phase:6}  {loss:.4}  {perplexity:>10.2}  {tokens:>8}{scores}"
-            );
+            let result = format!("{loss:.4}  {perplexity:>10.2}  {tokens:>8}{scores}");
+            say!("{run:width$}  {step:>8}  {phase:6}  {result}");
         } else if !scores.is_empty() {
             let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
             say!("step {step} ({phase}): {loss}{scores}");
