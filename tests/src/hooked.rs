@@ -5,7 +5,7 @@ use sparse24_train::{
     Error,
     backend::{
         Backend, Capabilities, Copied, DType, Device, Gradient24, GraphId, MaskId, Memory, Op,
-        OptimizerEntry, Region, StepReport, TableId, Tensor, Weight24,
+        OptimizerEntry, Region, StepReport, TableId, Tensor, Weight24, op::Orientation,
     },
 };
 
@@ -47,8 +47,12 @@ impl Memory for Hooked {
         self.inner.alloc_mask(shape)
     }
 
-    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error> {
-        self.inner.alloc_weight24(shape)
+    fn alloc_weight24(
+        &mut self,
+        shape: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error> {
+        self.inner.alloc_weight24(shape, orientation)
     }
 
     fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {

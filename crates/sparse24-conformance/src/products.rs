@@ -99,7 +99,6 @@ pub(super) fn linear_dgrad(bench: &mut Bench<'_>, draw: &Draw) {
     if activated {
         bench.tame();
     }
-    let pruned = pruned && bench.capabilities.dgrad_masks.contains(&MaskKind::Transposable);
     let [p, q, r] = sizes(bench, draw, pruned);
     let (dz, dz_host) = bench.activation(p, r);
     let (before, before_host) = bench.activation(p, q);

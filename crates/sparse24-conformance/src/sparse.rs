@@ -52,9 +52,10 @@ pub(super) fn pruned(
     values: &Matrix,
     kind: MaskKind,
 ) -> (Weight24, Matrix) {
-    let (mask, out) = (bench.mask(w.shape), must(bench.backend.alloc_weight24(w.shape)));
-    bench.run(MaskSearch { w, kind, mask });
     let (orientation, map) = (orientation(kind), ValueMap::Identity);
+    let mask = bench.mask(w.shape);
+    let out = must(bench.backend.alloc_weight24(w.shape, orientation));
+    bench.run(MaskSearch { w, kind, mask });
     bench.run(CompressWeight { w, mask, orientation, map, out });
     let pruned = prune::masked(narrow(values).view(), &searched(values, kind)).expect("one shape");
     (out, bench.storage.rounded(&pruned.map(|&x| f64::from(x))))
@@ -111,9 +112,6 @@ pub(super) fn mask_search(bench: &mut Bench<'_>, draw: &Draw) {
 
 /// A row-wise mask, and the two largest of four rows in an order.
 pub(super) fn permuted_mask(bench: &mut Bench<'_>, draw: &Draw) {
-    if !bench.capabilities.permuted_masks {
-        return;
-    }
     let shape = tiled(bench, draw);
     let (w, values) = bench.parameter(shape);
     let [mask, out] = [0; 2].map(|_| bench.mask(shape));
@@ -127,8 +125,8 @@ pub(super) fn permuted_mask(bench: &mut Bench<'_>, draw: &Draw) {
     if values.iter().any(|x| !x.is_finite()) {
         return;
     }
-    let weight = must(bench.backend.alloc_weight24(shape));
     let (orientation, map) = (Orientation::Permuted, ValueMap::Identity);
+    let weight = must(bench.backend.alloc_weight24(shape, orientation));
     bench.run(CompressWeight { w, mask: out, orientation, map, out: weight });
     let expected = prune::masked(narrow(&values).view(), &found).expect("one shape");
     assert_dgrad_reads(bench, weight, &expected.map(|&x| f64::from(x)));
@@ -150,12 +148,14 @@ pub(super) fn compress_weight(bench: &mut Bench<'_>, draw: &Draw) {
     bench.finite();
     let (shape, kind) = (tiled(bench, draw), kind(draw));
     let (w, values) = bench.parameter(shape);
-    let (mask, out) = (bench.mask(shape), must(bench.backend.alloc_weight24(shape)));
+    let orientation = orientation(kind);
+    let mask = bench.mask(shape);
+    let out = must(bench.backend.alloc_weight24(shape, orientation));
     let searched = searched(&values, kind);
     bench.backend.upload_mask(mask, &searched).expect("one shape");
     let soft = draw.options[1] && kind == MaskKind::RowWise;
     let map = if soft { ValueMap::SoftThreshold { scale: 1.25 } } else { ValueMap::Identity };
-    bench.work(CompressWeight { w, mask, orientation: orientation(kind), map, out }, None);
+    bench.work(CompressWeight { w, mask, orientation, map, out }, None);
     let values = narrow(&values);
     let expected = if soft {
         let groups = values.as_slice().expect("row-major").as_chunks::<4>().0.iter();
@@ -172,9 +172,7 @@ pub(super) fn compress_weight(bench: &mut Bench<'_>, draw: &Draw) {
     let op = LinearForward { x, weight: Weight::Pruned(out), bias: None, z: z.tensor };
     let read = bench.storage.rounded(&transposed(&expected));
     bench.check(&[z], &[op.into()], |_| vec![read.clone()]);
-    if bench.capabilities.dgrad_masks.contains(&kind) {
-        assert_dgrad_reads(bench, out, &expected);
-    }
+    assert_dgrad_reads(bench, out, &expected);
 }
 
 /// Both estimators: the sampled indices are core's, and the values within a few roundings.

@@ -180,10 +180,8 @@ pub(super) fn distances(bench: &mut Bench<'_>, draw: &Draw) {
     assert!(expected > 0 || few, "masks of random weights are equal");
     assert_eq!(bench.backend.flip_count(ids[0], ids[1]).expect("one shape"), expected);
     assert_eq!(bench.backend.flip_count(ids[0], ids[0]).expect("one shape"), 0);
-    if bench.capabilities.l1_distance {
-        let expected: f64 = a_host.iter().zip(&b_host).map(|(a, b)| (a - b).abs()).sum();
-        let found = bench.backend.l1_distance(a, b).expect("one shape");
-        let bound = (q * r + 2) as f64 * f64::EPSILON * expected;
-        assert!((found - expected).abs() <= bound, "{found} instead of {expected}");
-    }
+    let expected: f64 = a_host.iter().zip(&b_host).map(|(a, b)| (a - b).abs()).sum();
+    let found = bench.backend.l1_distance(a, b).expect("one shape");
+    let bound = (q * r + 2) as f64 * f64::EPSILON * expected;
+    assert!((found - expected).abs() <= bound, "{found} instead of {expected}");
 }

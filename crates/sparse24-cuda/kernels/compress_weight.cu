@@ -1,5 +1,7 @@
 // compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], with the same bf16 values
 // compress_forward: forward only
+// prune_dense: out = S(W) [r,q] in bf16, pruned elements +0, for products that the mask does not make
+//      2:4
 // in   w f32 [r,q], rows `stride` apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; soft 1:
 //      copysign(max(|w|-t, 0), w) * scale, with t the second-smallest magnitude of the row group
 // out  values bf16 FragmentMajor, metadata u32 LaneMajor; all blocks overwritten, padding included,
@@ -152,4 +154,21 @@ extern "C" __global__ void __launch_bounds__(256)
     compress_forward(const float* w, const u16* tiles, uint4* values, u32* metadata, u64 stride,
                      u32 r, u32 q, u32 soft, float scale) {
     compress<1>(w, tiles, values, metadata, nullptr, nullptr, stride, r, q, soft, scale);
+}
+
+// A thread has four elements of a row.
+extern "C" __global__ void __launch_bounds__(256)
+    prune_dense(const float* w, const u16* tiles, bf16* out, u64 stride, u32 r, u32 q, u32 soft,
+                float scale) {
+    u32 columns = q / 4;
+    u64 group = u64(blockIdx.x) * 256 + threadIdx.x;
+    if (group >= u64(r) * columns) return;
+    u32 row = u32(group / columns), column = u32(group % columns);
+    pdl_wait();
+    float4 x = *reinterpret_cast<const float4*>(w + row * stride + 4 * column);
+    u32 kept = tiles[u64(row / 4) * columns + column] >> (4 * (row % 4));
+    if (soft) x = soft_threshold(x, scale);
+    u32 first = narrow_pair(kept & 1 ? x.x : 0.0f, kept & 2 ? x.y : 0.0f),
+        second = narrow_pair(kept & 4 ? x.z : 0.0f, kept & 8 ? x.w : 0.0f);
+    reinterpret_cast<uint2*>(out)[group] = make_uint2(first, second);
 }

@@ -186,7 +186,7 @@ pub const SOURCES: &[Source] = sources! {
         "attention_forward_dropout_64_lengths", "attention_forward_dropout_128_lengths",
     ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
     "bias_grad" Bias: ["column_sums", "row_sums"], ALL, Off;
-    "compress_weight" Mask: ["compress_weight", "compress_forward"], ALL, Off;
+    "compress_weight" Mask: ["compress_weight", "compress_forward", "prune_dense"], ALL, Off;
     "dropout" Dropout: ["dropout"], ALL, Off;
     "embedding" Embedding: [
         "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join",
@@ -194,6 +194,7 @@ pub const SOURCES: &[Source] = sources! {
     ], ALL, Off;
     "flip_count" Mask: ["flip_count"], ALL, Off;
     "grad_norm" Optimizer: ["square_sums", "norm_of_sums"], ALL, Off;
+    "l1_distance" Optimizer: ["l1_distance"], ALL, Off;
     "loss" Loss: ["head_loss", "loss_forward", "squared_error", "loss_sum"], ALL, On;
     "mask_search" Mask: [
         "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16",
@@ -208,6 +209,7 @@ pub const SOURCES: &[Source] = sources! {
         "norm_backward_4_overwrite", "norm_backward_8_overwrite", "norm_backward_16_overwrite",
         "norm_parameters",
     ], ALL, On;
+    "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
         ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;

@@ -1,8 +1,9 @@
-//! Pruned weights, compressed for both products in one pass.
+//! Pruned weights, compressed for both products in one pass, or dense.
 //!
 //! Values are those of [`sparse24_core::prune::group`], rounded to bf16, in the order of
 //! [`layout`](crate::layout).
 
+use half::bf16;
 use sparse24_core::prune::ValueMap;
 
 use crate::{
@@ -52,7 +53,37 @@ pub fn compress_forward(
     pruned.compress(device, "compress_forward", &[("forward", forward)])
 }
 
+/// out = S(w) `[r, q]` in bf16, with pruned elements +0 and the values of [`compress_forward`]. Any
+/// mask will do.
+///
+/// # Errors
+/// See [`compress_weight`].
+pub fn prune_dense(device: &mut Device, pruned: &Pruned, out: Matrix<bf16>) -> Result<(), Error> {
+    const OPERATION: &str = "prune";
+    let Pruned { w, tiles, .. } = *pruned;
+    let shape @ [r, q] = w.shape();
+    let tiled = check_tiled(OPERATION, shape)?;
+    device
+        .checks(OPERATION)
+        .strided("w", w, shape, 16)?
+        .input("the mask", tiles, tiled, 2)?
+        .output("S(w)", out, shape, 8)?
+        .limit("the number of columns", q, i32::MAX as usize)?;
+    let (soft, scale) = pruned.soft();
+    let grid = Grid::line((r * q / 4).div_ceil(256), 256);
+    let (stride, r, q) = (w.stride() as u64, r as u32, q as u32);
+    device.launch("prune_dense", grid, &arguments![w, tiles, out, stride, r, q, soft, scale])
+}
+
 impl Pruned {
+    /// Whether kept values are thresholded, and their scale.
+    fn soft(&self) -> (u32, f32) {
+        match self.map {
+            ValueMap::Identity => (0, 1.0),
+            ValueMap::SoftThreshold { scale } => (1, scale),
+        }
+    }
+
     /// The outputs are S(w), and S(w)^T if there are two.
     fn compress(
         &self,
@@ -62,7 +93,7 @@ impl Pruned {
     ) -> Result<(), Error> {
         const OPERATION: &str = "compress weight";
         const MAX_BLOCK_ROWS: usize = 65_535;
-        let Self { w, tiles, map } = *self;
+        let Self { w, tiles, .. } = *self;
         let shape @ [r, q] = w.shape();
         let [block_rows, block_columns] = blocks(shape);
         let mut checks = device.checks(OPERATION);
@@ -76,10 +107,7 @@ impl Pruned {
             q,
             i32::MAX as usize,
         )?;
-        let (soft, scale) = match map {
-            ValueMap::Identity => (0_u32, 1.0),
-            ValueMap::SoftThreshold { scale } => (1, scale),
-        };
+        let (soft, scale) = self.soft();
         let outputs: Vec<Argument> = outputs
             .iter()
             .flat_map(|(_, output)| arguments![output.values, output.metadata])

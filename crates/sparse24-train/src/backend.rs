@@ -22,6 +22,7 @@ use sparse24_core::{
     op::{NonFinite, StepState},
 };
 
+use self::op::Orientation;
 use crate::Error;
 
 mod capabilities;
@@ -173,8 +174,12 @@ pub trait Memory {
     ) -> Result<Tensor, Error>;
     /// An empty mask.
     fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId, Error>;
-    /// Memory for S(W), W `[r, q]`.
-    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error>;
+    /// Memory for S(W), W `[r, q]`, under masks that make these products 2:4.
+    fn alloc_weight24(
+        &mut self,
+        shape: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error>;
     /// Memory for MVUE(dZ^T), dZ `[p, r]`.
     fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error>;
     /// A table of the optimizer; norms are summed and gradients are named in its order.

@@ -6,7 +6,6 @@ use crate::{
         BackendEntry, Region, ShapeOnly,
         op::{GradNorm, OptimizerStep},
     },
-    method::PrunedOperands,
     trainer::{Allocated, Recipe},
 };
 
@@ -74,10 +73,10 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         allocated.parameters.sparsifiable().map(|p| elements(p.weight.elements())).sum();
     let rows: u64 = allocated.parameters.sparsifiable().map(|p| elements(p.weight.shape[0])).sum();
     // Two bytes per tile of a mask; of dgrad's own mask too, and its order of rows.
-    let masks = match recipe.method.pruned_operands() {
-        PrunedOperands::None => 0,
-        PrunedOperands::One => sparsifiable / 8,
-        PrunedOperands::Two => sparsifiable / 4 + 4 * rows,
+    let masks = match recipe.method.pruned_operands().len() {
+        0 => 0,
+        1 => sparsifiable / 8,
+        _ => sparsifiable / 4 + 4 * rows,
     };
     let micro_steps = f64::from(recipe.gradient_accumulation_steps.get());
     Ok(Estimate {

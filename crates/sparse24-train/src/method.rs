@@ -12,7 +12,10 @@ use sparse24_core::{
     phase::{Fraction, Refresh},
 };
 
-use crate::optim::{AdamVariant, MaskedDecay};
+use crate::{
+    backend::op::Orientation,
+    optim::{AdamVariant, MaskedDecay},
+};
 
 mod check;
 mod preset;
@@ -129,18 +132,6 @@ pub enum GradientOperand {
     Mvue(Estimator),
 }
 
-/// Pruned operands that a method keeps per sparsifiable weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PrunedOperands {
-    /// None.
-    None = 0,
-    /// One, for all products.
-    One = 1,
-    /// One for the forward, another for dgrad.
-    Two = 2,
-}
-
 /// Last steps of phases that ended by a criterion so far, by index.
 pub type Ends = BTreeMap<usize, u32>;
 
@@ -223,16 +214,18 @@ impl Method {
         taken.map(|phase| self.last_step(phase, steps, ends)).collect()
     }
 
-    /// Pruned operands to keep per sparsifiable weight.
+    /// The pruned operands that a weight has, by the products that their masks make 2:4: the
+    /// forward's, and one of dgrad's own.
     #[must_use]
-    pub fn pruned_operands(&self) -> PrunedOperands {
-        let has = |wanted: fn(&Phase) -> bool| self.phases.iter().any(wanted);
-        if has(|phase| phase.dgrad == DgradOperand::Permuted && phase.mask().is_some()) {
-            PrunedOperands::Two
-        } else if has(|phase| phase.mask().is_some()) {
-            PrunedOperands::One
-        } else {
-            PrunedOperands::None
+    pub fn pruned_operands(&self) -> &'static [Orientation] {
+        let masks = || self.phases.iter().filter_map(Phase::mask);
+        let permuted = |phase: &Phase| phase.dgrad == DgradOperand::Permuted;
+        let has_own = self.phases.iter().any(|phase| permuted(phase) && phase.mask().is_some());
+        match (masks().next(), masks().all(|kind| kind == MaskKind::Transposable)) {
+            (None, _) => &[],
+            _ if has_own => &[Orientation::Forward, Orientation::Permuted],
+            (Some(_), true) => &[Orientation::Both],
+            (Some(_), false) => &[Orientation::Forward],
         }
     }
 

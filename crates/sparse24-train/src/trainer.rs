@@ -29,7 +29,7 @@ use crate::{
         Backend, Capabilities, DType, GraphId, MaskId, Plans, Region, TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
-    method::{DgradOperand, Method, Phase, PhaseKind, Until},
+    method::{Method, Phase, PhaseKind, Until},
     model::{ActivationCheckpointing, Model, ModelSpec},
     nn::{BatchShape, Builder, DecayTable, Parameters, Pass},
     objective::{Batch, Evaluation, Metrics, Objective},
@@ -106,37 +106,9 @@ impl Recipe {
             return refuse("model.dropout", problem);
         }
         self.method.check(self.steps)?;
-        check_method(&self.method, capabilities)?;
         let requirements = self.model.requirements(self.batch, self.dropout);
         requirements.iter().try_for_each(|requirement| capabilities.check(requirement))
     }
-}
-
-/// Refuses a method for which the backend lacks an operation.
-fn check_method(method: &Method, capabilities: &Capabilities) -> Result<(), Error> {
-    let refuse = |key: &str, choice: &str| {
-        let backend = capabilities.backend;
-        let problem = format!("the backend {backend} has no kernel for {choice}; use another");
-        Err(Error::Setting { key: key.to_owned(), problem })
-    };
-    for phase in &method.phases {
-        match (phase.dgrad, phase.mask()) {
-            (DgradOperand::AsForward, Some(kind)) if !capabilities.dgrad_masks.contains(&kind) => {
-                return refuse(
-                    "method.dgrad",
-                    &format!("the dgrad of {kind} pruned weights, which is a dense product"),
-                );
-            }
-            (DgradOperand::Permuted, _) if !capabilities.permuted_masks => {
-                return refuse("method.dgrad", "permuted masks");
-            }
-            _ => {}
-        }
-    }
-    if method.watches_variance() && !capabilities.l1_distance {
-        return refuse("method.phases", "a phase that ends when Adam's variance has settled");
-    }
-    Ok(())
 }
 
 /// Whether a step also samples the flip rate: two more mask searches per weight.

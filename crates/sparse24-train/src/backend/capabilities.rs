@@ -1,11 +1,9 @@
 //! The capabilities of a backend, as data: the trainer compares them with a recipe before anything
 //! is allocated.
 
-use sparse24_core::MaskKind;
-
 use crate::Error;
 
-/// The methods and sizes that a backend can train.
+/// The sizes that a backend can train.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -13,12 +11,6 @@ pub struct Capabilities {
     pub backend: &'static str,
     /// Limits of sizes; an extent without a row is unlimited.
     pub limits: &'static [(Extent, Limit)],
-    /// The masks under which dgrad multiplies by S(W).
-    pub dgrad_masks: &'static [MaskKind],
-    /// Whether dgrad may have a permuted mask of its own (Bi-Mask).
-    pub permuted_masks: bool,
-    /// Whether [`super::Backend::l1_distance`] exists (phases that end by a criterion, STEP).
-    pub l1_distance: bool,
 }
 
 /// A size that a kernel may limit.
@@ -64,13 +56,7 @@ impl Capabilities {
     /// A backend without limits.
     #[must_use]
     pub const fn unlimited(backend: &'static str) -> Self {
-        Self {
-            backend,
-            limits: &[],
-            dgrad_masks: &[MaskKind::Transposable, MaskKind::RowWise],
-            permuted_masks: true,
-            l1_distance: true,
-        }
+        Self { backend, limits: &[] }
     }
 
     /// Compares a size with the limits.

@@ -15,6 +15,7 @@ use sparse24_core::{
 use sparse24_cpu::{adamw, rounding::round_bf16, simd::Simd};
 
 use self::buffers::{Buffers, view_mut};
+use super::op::Orientation;
 use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
     OptimizerEntry, Region, StepReport, Tensor, bytes,
@@ -172,7 +173,7 @@ impl Footprint for CpuFootprint {
         bytes(shape, 4)
     }
 
-    fn weight24(&self, shape: [usize; 2]) -> u64 {
+    fn weight24(&self, shape: [usize; 2], _: Orientation) -> u64 {
         bytes(shape, 4)
     }
 

@@ -1,17 +1,18 @@
 //! The CUDA adaptor: `sparse24-cuda` behind the [`Backend`] contract.
 //!
 //! Activations and their gradients are bf16; weights, their gradients and moments are f32; products
-//! read a bf16 copy of each weight that the optimizer writes. A pruned weight is compressed both
-//! ways and a sampled gradient once, for the sparse tensor cores. Operations are queued: only
+//! read a bf16 copy of each weight that the optimizer writes. A pruned weight is compressed for the
+//! products that its mask makes 2:4, and a sampled gradient once, for the sparse tensor cores; the
+//! other products with a pruned weight are dense. Operations are queued: only
 //! downloads, counts and reports wait, and writes to parameters wait for copies of them.
 
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::{MaskKind, op::StepState};
+use sparse24_core::op::StepState;
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, compressed::Compressed,
-    dropout, flip, gemm, health::Health, norm, profile::Profile, spmm24,
+    distance, dropout, flip, gemm, health::Health, norm, profile::Profile, spmm24,
 };
 
 use self::{
@@ -42,11 +43,14 @@ pub struct CudaBackend {
     gemm: gemm::Gemm,
     buffers: Buffers,
     masks: Vec<(Matrix<u16>, [usize; 2])>,
-    weights24: Vec<[Compressed; 2]>,
+    weights24: Vec<PrunedWeight>,
     gradients24: Vec<Compressed>,
     /// The norm of all gradients and the flag.
     health: Matrix<u32>,
     flips: Matrix<u64>,
+    distances: Matrix<u64>,
+    /// The orders of rows of permuted masks, by mask, as they were uploaded.
+    orders: HashMap<MaskId, (Vec<u32>, Matrix<u32>)>,
     launches: Launches,
     tables: Vec<adamw::Parameters>,
     graphs: HashMap<GraphId, Captured>,
@@ -56,6 +60,22 @@ pub struct CudaBackend {
     scratch: Scratch,
     /// Declared last, so that it outlives what it owns.
     gpu: Gpu,
+}
+
+/// The operands of the two products with S(W).
+struct PrunedWeight {
+    /// None where only dgrad reads it.
+    forward: Option<Compressed>,
+    dgrad: Dgrad,
+}
+
+/// S(W) as dgrad multiplies by it.
+#[derive(Clone, Copy)]
+enum Dgrad {
+    /// Its transpose, where the mask is transposable.
+    Sparse(Compressed),
+    /// Under another mask, with its zeros.
+    Dense(Matrix<bf16>),
 }
 
 /// Working memory of operations; it grows in the first step only.
@@ -99,18 +119,7 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, 1, activation::MAX_GATED),
         limit(Extent::DropoutElements, 1, dropout::MAX_ELEMENTS),
     ];
-    Capabilities {
-        backend: "cuda",
-        limits: LIMITS,
-        dgrad_masks: &[MaskKind::Transposable],
-        permuted_masks: false,
-        l1_distance: false,
-    }
-}
-
-/// The error of an operation that [`capabilities`] excludes.
-fn missing(operation: &str) -> Error {
-    Error::Refused(format!("the backend cuda has no {operation}"))
+    Capabilities { backend: "cuda", limits: LIMITS }
 }
 
 impl CudaBackend {
@@ -133,6 +142,7 @@ impl CudaBackend {
         gpu.set_purpose(Region::Scratch.name());
         let health = gpu.alloc("health", [1, Health::WORDS])?;
         let flips = gpu.alloc("flips", [1, 1])?;
+        let distances = gpu.alloc("distances", distance::SCRATCH)?;
         Ok(Self {
             gemm,
             buffers: Buffers::default(),
@@ -141,6 +151,8 @@ impl CudaBackend {
             gradients24: Vec::new(),
             health,
             flips,
+            distances,
+            orders: HashMap::new(),
             launches: settings.launches,
             tables: Vec::new(),
             graphs: HashMap::new(),
@@ -220,8 +232,9 @@ impl Backend for CudaBackend {
         Ok(self.gpu.download(self.flips)?[0])
     }
 
-    fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
-        Err(missing("L1 distance"))
+    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+        let [a, b] = [a, b].map(|t| self.buffers.floats(t));
+        Ok(distance::l1_distance(&mut self.gpu, a, b, self.distances)?)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

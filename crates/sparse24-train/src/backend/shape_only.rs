@@ -3,6 +3,7 @@
 
 use sparse24_core::{Mask, op::StepState};
 
+use super::op::Orientation;
 use super::{
     Backend, Capabilities, DType, Device, Gradient24, GraphId, MaskId, Memory, Op, OptimizerEntry,
     Region, StepReport, TableId, Tensor, Weight24,
@@ -20,7 +21,7 @@ pub trait Footprint: Send {
         bytes([rows.div_ceil(4), columns.div_ceil(4)], 2)
     }
     /// Bytes of S(W), W `[r, q]`.
-    fn weight24(&self, _: [usize; 2]) -> u64 {
+    fn weight24(&self, _: [usize; 2], _: Orientation) -> u64 {
         0
     }
     /// Bytes of MVUE(dZ^T), dZ `[p, r]`.
@@ -119,8 +120,12 @@ impl Memory for ShapeOnly {
         Ok(MaskId(self.take(Region::Sparse, self.footprint.mask(shape))))
     }
 
-    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error> {
-        Ok(Weight24(self.take(Region::Sparse, self.footprint.weight24(shape))))
+    fn alloc_weight24(
+        &mut self,
+        shape: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error> {
+        Ok(Weight24(self.take(Region::Sparse, self.footprint.weight24(shape, orientation))))
     }
 
     fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {

@@ -124,7 +124,7 @@ impl Tensor {
 }
 
 /// A mask on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Hash, Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskId(pub usize);
 
 /// A table of tensors that the optimizer updates together.

@@ -8,8 +8,7 @@ use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 use crate::{
     Error,
-    backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24},
-    method::PrunedOperands,
+    backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24, op::Orientation},
 };
 
 /// The initial values of a parameter.
@@ -132,7 +131,7 @@ impl Parameters {
         &mut self,
         backend: &mut dyn Backend,
         spec: ParameterSpec,
-        operands: PrunedOperands,
+        operands: &[Orientation],
     ) -> Result<Handle, Error> {
         let shape = spec.shape;
         let mut alloc = |what: &str, region| {
@@ -142,12 +141,15 @@ impl Parameters {
         let gradient = alloc(" gradient", Region::Gradients)?;
         let first_moment = alloc(" first moment", Region::Moments)?;
         let second_moment = alloc(" second moment", Region::Moments)?;
-        let mut operand =
-            || Ok::<_, Error>((backend.alloc_mask(shape)?, backend.alloc_weight24(shape)?));
+        let mut operand = |orientation: &Orientation| {
+            let mask = backend.alloc_mask(shape)?;
+            Ok::<_, Error>((mask, backend.alloc_weight24(shape, *orientation)?))
+        };
         let pruned = match (spec.sparsity, operands) {
-            (Sparsity::Dense, _) | (_, PrunedOperands::None) => None,
-            (_, PrunedOperands::One) => Some((operand()?, None)),
-            (_, PrunedOperands::Two) => Some((operand()?, Some(operand()?))),
+            (Sparsity::Dense, _) | (_, []) => None,
+            (_, [forward, dgrad @ ..]) => {
+                Some((operand(forward)?, dgrad.first().map(operand).transpose()?))
+            }
         };
         let pruned = pruned.map(|((mask, weight), dgrad)| Pruned { mask, weight, dgrad });
         let number = self.0.len() as u32;

@@ -8,6 +8,7 @@ use crate::{
     Error,
     backend::{
         DType, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
+        op::Orientation,
     },
 };
 
@@ -38,7 +39,7 @@ impl Memory for CpuBackend {
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(&mut self, shape: [usize; 2]) -> Result<Weight24, Error> {
+    fn alloc_weight24(&mut self, shape: [usize; 2], _: Orientation) -> Result<Weight24, Error> {
         self.weights24.push(Array2::zeros(shape));
         Ok(Weight24(self.weights24.len() - 1))
     }

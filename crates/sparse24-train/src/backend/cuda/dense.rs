@@ -6,7 +6,7 @@ use sparse24_cuda::{
     loss, norm, rows, spmm24,
 };
 
-use super::{Activations, CudaBackend, grown};
+use super::{Activations, CudaBackend, Dgrad, grown};
 use crate::{
     Error,
     backend::{
@@ -99,7 +99,10 @@ impl CudaBackend {
                 Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
             }
             Weight::Pruned(Weight24(at)) => {
-                let [a, _] = self.weights24[at];
+                let Some(a) = self.weights24[at].forward else {
+                    let problem = "a permuted mask has no forward product".to_owned();
+                    return Err(Error::Refused(problem));
+                };
                 self.pruned_product(a, x, op.bias.map(|bias| self.buffers.floats(bias)), z)
             }
         }
@@ -112,10 +115,13 @@ impl CudaBackend {
                 let op = gemm::LinearDgrad { dz, weight: self.buffers.copy_of(t), dx };
                 Ok(self.gemm.linear_dgrad(&mut self.gpu, &op)?)
             }
-            Weight::Pruned(Weight24(at)) => {
-                let [_, a] = self.weights24[at];
-                self.pruned_product(a, dz, None, dx)
-            }
+            Weight::Pruned(Weight24(at)) => match self.weights24[at].dgrad {
+                Dgrad::Sparse(a) => self.pruned_product(a, dz, None, dx),
+                Dgrad::Dense(weight) => {
+                    let op = gemm::LinearDgrad { dz, weight, dx };
+                    Ok(self.gemm.linear_dgrad(&mut self.gpu, &op)?)
+                }
+            },
         }
     }
 

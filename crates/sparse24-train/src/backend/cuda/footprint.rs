@@ -6,7 +6,7 @@ use sparse24_cuda::{attention, bias, embedding::EmbedScratch, gemm};
 use super::buffers::padded;
 use crate::backend::{
     DType, Footprint, Op, OptimizerEntry, POOLS, Region, bytes,
-    op::{DenseOp, EmbedBackward, HeadLoss},
+    op::{DenseOp, EmbedBackward, HeadLoss, Orientation},
 };
 
 /// The memory of the CUDA backend. Split-K scratch of products, which their timed plans decide, is
@@ -34,8 +34,12 @@ impl Footprint for CudaFootprint {
         }
     }
 
-    fn weight24(&self, [r, q]: [usize; 2]) -> u64 {
-        compressed([r, q]).saturating_add(compressed([q, r]))
+    fn weight24(&self, [r, q]: [usize; 2], orientation: Orientation) -> u64 {
+        match orientation {
+            Orientation::Both => compressed([r, q]).saturating_add(compressed([q, r])),
+            Orientation::Forward => compressed([r, q]).saturating_add(bytes([r, q], 2)),
+            Orientation::Permuted => bytes([r, q], 2),
+        }
     }
 
     fn gradient24(&self, [p, r]: [usize; 2]) -> u64 {

@@ -3,12 +3,12 @@
 use sparse24_core::Mask;
 use sparse24_cuda::{adamw, compressed::Compressed};
 
-use super::CudaBackend;
+use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
     Error,
     backend::{
         Copied, DType, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor,
-        Weight24,
+        Weight24, op::Orientation,
     },
 };
 
@@ -39,11 +39,23 @@ impl Memory for CudaBackend {
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(&mut self, [r, q]: [usize; 2]) -> Result<Weight24, Error> {
+    fn alloc_weight24(
+        &mut self,
+        [r, q]: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error> {
+        const NAME: &str = "pruned weight";
         self.gpu.set_purpose(Region::Sparse.name());
-        let forward = Compressed::alloc(&mut self.gpu, "pruned weight", [r, q])?;
-        let dgrad = Compressed::alloc(&mut self.gpu, "pruned weight", [q, r])?;
-        self.weights24.push([forward, dgrad]);
+        let gpu = &mut self.gpu;
+        let forward = match orientation {
+            Orientation::Permuted => None,
+            Orientation::Both | Orientation::Forward => Some(Compressed::alloc(gpu, NAME, [r, q])?),
+        };
+        let dgrad = match orientation {
+            Orientation::Both => Dgrad::Sparse(Compressed::alloc(gpu, NAME, [q, r])?),
+            Orientation::Forward | Orientation::Permuted => Dgrad::Dense(gpu.alloc(NAME, [r, q])?),
+        };
+        self.weights24.push(PrunedWeight { forward, dgrad });
         Ok(Weight24(self.weights24.len() - 1))
     }
 
