@@ -1,7 +1,7 @@
 // permuted_mask: out = the elements of a mask that are among the two largest masked magnitudes of
 //      four rows in another order
-// in   w f32 [r,q], rows `stride` apart; tiles u16 [r/4,q/4]; order u32 [2,r]: the rows in the order
-//      in which groups are formed, then the place of each row in it
+// in   w f32 [r,q], rows `stride` apart; tiles u16 [r/4,q/4]; order u32 [2,r]: the rows in the
+//      order in which groups are formed, then the place of each row in it
 // out  u16 [r/4,q/4], overwritten
 // pre  q and stride multiples of 4; 16-byte aligned; the second row of order is the inverse of the
 //      first; out aliases nothing

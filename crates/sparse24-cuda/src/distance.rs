@@ -11,8 +11,8 @@ const BLOCKS: usize = 1024;
 /// The shape of the scratch of [`l1_distance`].
 pub const SCRATCH: [usize; 2] = [1, BLOCKS];
 
-/// sum |a - b| in f64, in a fixed order; waits for it. `scratch` [`SCRATCH`] is overwritten with the
-/// bits of f64 values.
+/// sum |a - b| in f64, in a fixed order; waits for it. `scratch` [`SCRATCH`] is overwritten with
+/// the bits of f64 values.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Gaps`], [`Error::Stale`], [`Error::Alias`], [`Error::Driver`].

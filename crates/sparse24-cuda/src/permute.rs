@@ -9,9 +9,9 @@ use crate::{
 const THREADS: usize = 256;
 
 /// out = `tiles` restricted to the two largest masked magnitudes of every group of four rows in an
-/// order: w `[r, q]`, masks `[r/4, q/4]`. `order` `[2, r]` has the rows in the order in which groups
-/// are formed, then the place of each row in it; the kernel trusts that they are inverse. The bits
-/// are those of [`sparse24_core::permute::permuted_mask`].
+/// order: w `[r, q]`, masks `[r/4, q/4]`. `order` `[2, r]` has the rows in the order in which
+/// groups are formed, then the place of each row in it; the kernel trusts that they are inverse.
+/// The bits are those of [`sparse24_core::permute::permuted_mask`].
 ///
 /// # Errors
 /// [`Error::Semantics`] unless r and q are multiples of 4; [`Error::Shape`], [`Error::Stale`],
