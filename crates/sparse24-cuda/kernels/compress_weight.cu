@@ -1,7 +1,7 @@
 // compress_weight: forward = S(W) [r,q], dgrad = S(W)^T [q,r], with the same bf16 values
 // compress_forward: forward only
-// prune_dense: out = S(W) [r,q] in bf16, pruned elements +0, for products that the mask does not make
-//      2:4
+// prune_dense: out = S(W) [r,q] in bf16, pruned elements +0, for products that the mask does not
+//      make 2:4
 // in   w f32 [r,q], rows `stride` apart; tiles u16 [r/4,q/4]; soft 0: kept values stay; soft 1:
 //      copysign(max(|w|-t, 0), w) * scale, with t the second-smallest magnitude of the row group
 // out  values bf16 FragmentMajor, metadata u32 LaneMajor; all blocks overwritten, padding included,

@@ -83,6 +83,9 @@ enum Dgrad {
 struct Scratch {
     floats: Option<Matrix<f32>>,
     order: Option<Matrix<u32>>,
+    /// A head's table of one row, and its gradient.
+    table: Option<Matrix<bf16>>,
+    gradient: Option<Matrix<f32>>,
     report: Option<Matrix<u8>>,
 }
 

@@ -1,12 +1,13 @@
 //! The operations of layers on a GPU.
 
+use half::bf16;
 use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
     Matrix, activation, add, attention, bias, compressed::Compressed, dropout, embedding, gemm,
     loss, norm, rows, spmm24,
 };
 
-use super::{Activations, CudaBackend, Dgrad, grown};
+use super::{Activations, CudaBackend, Dgrad, buffers::padded, grown};
 use crate::{
     Error,
     backend::{
@@ -53,7 +54,7 @@ impl CudaBackend {
             DenseOp::HeadLoss(op) => self.head_loss(op),
             DenseOp::Logits(Logits { x, embedding, bias, out }) => {
                 let (x, z) = (self.buffers.activations(*x), self.buffers.wide_activations(*out));
-                let weight = self.buffers.tall_copy_of(*embedding);
+                let weight = self.table(*embedding)?;
                 let bias = bias.map(|bias| self.buffers.tall_copy_of(bias));
                 let op = gemm::LinearForward { x, weight, bias, z };
                 Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
@@ -239,6 +240,19 @@ impl CudaBackend {
         Ok(embedding::embed_backward(&mut self.gpu, &op, &EmbedScratch { order, pieces })?)
     }
 
+    /// The copy of a head's table with its padding rows. A table of one row is held as a vector,
+    /// without them.
+    fn table(&mut self, t: Tensor) -> Result<Matrix<bf16>, Error> {
+        if t.shape[0] > 1 {
+            return Ok(self.buffers.tall_copy_of(t));
+        }
+        let shape = [padded(1), t.shape[1]];
+        let table = grown(&mut self.gpu, &mut self.scratch.table, shape)?;
+        self.gpu.fill_bytes(table, 0)?;
+        self.gpu.copy(self.buffers.copy_of(t), table.rows(0..1))?;
+        Ok(table)
+    }
+
     fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
         let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
         let dbias = op.gradients.and_then(|gradients| gradients.dbias);
@@ -247,7 +261,8 @@ impl CudaBackend {
         let scratch = [p + sums[0] * sums[1], 1];
         let scratch = grown(&mut self.gpu, &mut self.scratch.floats, scratch)?;
         let losses = scratch.rows(0..p);
-        let weight = self.buffers.tall_copy_of(op.embedding);
+        let [outputs, d] = op.embedding.shape;
+        let weight = self.table(op.embedding)?;
         let bias = op.bias.map(|bias| self.buffers.tall_copy_of(bias));
         for start in (0..p).step_by(chunk) {
             let rows = start..p.min(start + chunk);
@@ -272,9 +287,20 @@ impl CudaBackend {
             }
             let Some(gradients) = op.gradients else { continue };
             let accumulate = if start == 0 { gradients.accumulate } else { Accumulate::Add };
-            let dw = self.buffers.tall_floats(gradients.dembedding);
+            let to = self.buffers.floats(gradients.dembedding);
+            let dw = match outputs {
+                1 => grown(&mut self.gpu, &mut self.scratch.gradient, [padded(1), d])?,
+                _ => self.buffers.tall_floats(gradients.dembedding),
+            };
+            if outputs == 1 {
+                self.gpu.fill_bytes(dw, 0)?;
+                self.gpu.copy(to, dw.rows(0..1))?;
+            }
             let wgrad = gemm::LinearWgrad { dz: logits, x, dw, accumulate };
             self.gemm.linear_wgrad(&mut self.gpu, &wgrad)?;
+            if outputs == 1 {
+                self.gpu.copy(dw.rows(0..1), to)?;
+            }
             if let Some(db) = dbias {
                 let dz = self.buffers.activations(op.logits.first_rows(rows.len()));
                 let sums = bias::bias_grad_scratch(dz.shape());
