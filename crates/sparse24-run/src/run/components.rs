@@ -106,7 +106,10 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
     let backend = config.backend_entry()?;
     let needed = host_bytes(&estimate(&recipe, backend)?, backend.placement);
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
-        return Err(Error::setting("model", format!("{problem}; lower it or batch.size")));
+        return Err(Error::setting(
+            "model",
+            format!("{problem}; lower it, batch.size or backend.threads"),
+        ));
     }
     Ok(Trainer::new(open_backend(config)?, recipe)?)
 }
