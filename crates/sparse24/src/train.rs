@@ -72,11 +72,11 @@ pub(crate) struct Reporting {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let initial = args.init_from.as_deref().map(Initial::read).transpose()?;
+    let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
     let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
     let mut config = args.configure.resolve_over(&given)?;
     config.check_corpus()?;
-    initial.as_ref().map_or(Ok(()), |initial| initial.check(&config))?;
+    initial.as_mut().map_or(Ok(()), |initial| initial.check(&config))?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config)).transpose()?;
     let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
     let out = out.expect("named or claimed");
@@ -102,6 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             (Err(Error::Interrupted), Some(exit)) => return Err(interrupted(exit)),
             (dataset, _) => dataset?,
         };
+        let remarks = initial.as_ref().map(|initial| initial.remarks(dataset.tokenizer()));
         let initial = initial.map(|initial| initial.for_data(&dataset)).transpose()?;
         if let Some(exit) = signals.received() {
             return Err(interrupted(exit));
@@ -112,6 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             lambda: lambda.as_ref(),
         };
         let run = Run::start(config, dataset, given, &out)?;
+        remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
 }

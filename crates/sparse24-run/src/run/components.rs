@@ -100,6 +100,12 @@ pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
     estimate.checkpoint_bytes.saturating_add(computing)
 }
 
+/// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a
+/// run starts from or has saved, which may be padded.
+pub(super) fn vocabulary(config: &Config, dataset: &Dataset, rows: usize) -> usize {
+    config.model.vocabulary(dataset.vocabulary()).max(rows)
+}
+
 /// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{data_source, dataset_of, new_trainer, record_scan, run_config},
+    components::{data_source, dataset_of, new_trainer, record_scan, run_config, vocabulary},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
@@ -79,7 +79,10 @@ impl Run {
                 not find it; open it with open_dataset";
             return Err(Error::setting("data", problem));
         }
-        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
+        let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
+        let table = initial.and_then(|weights| weights.iter().find(table));
+        let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
+        let mut trainer = new_trainer(&config, vocabulary(&config, &dataset, rows))?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
@@ -171,7 +174,6 @@ impl Run {
         allow.extend(earlier.map(|(key, _)| key));
         announce(&config);
         let dataset = dataset_of(directory.path(), &config)?;
-        let mut trainer = new_trainer(&config, config.model.vocabulary(dataset.vocabulary()))?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
@@ -188,6 +190,11 @@ impl Run {
                 format!("its newest checkpoint is damaged ({error}); {advice}"),
             ));
         }
+        let rows = latest.checkpoint.as_deref();
+        let rows =
+            rows.map(|path| checkpoint::rows(path, config.model.token_table())).transpose()?;
+        let vocabulary = vocabulary(&config, &dataset, rows.unwrap_or(0));
+        let mut trainer = new_trainer(&config, vocabulary)?;
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest
             .refused

@@ -1,6 +1,6 @@
 //! `sparse24 resume`: after kills, after damage and after changes, and its refusals.
 
-use std::fs;
+use std::{fs, process::Stdio, thread, time::Duration};
 
 use serde_json::json;
 
@@ -417,6 +417,31 @@ fn files_that_are_lost_meanwhile_are_an_error() {
             assert!(notes.contains("resumed after step 100"), "{notes}");
         }
     }
+}
+
+/// A run goes on in its directory, wherever that is; the summary names what is there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_whose_directory_moves_meanwhile_is_finished() {
+    let place = Place::new();
+    let (moved, output) = attempts(|attempt| {
+        let (run, moved) = (format!("run-{attempt}"), format!("moved-{attempt}"));
+        let mut command = place.command(&format!("train {TINY} {LONG} --out {run}"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while lines(&place, &run) < 20 {
+            if child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        fs::rename(place.path(&run), place.path(&moved)).unwrap();
+        Some((moved, child.wait_with_output().unwrap()))
+    });
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success() && err.contains("the run directory was moved"), "{err}");
+    assert!(out.starts_with("validation loss") && out.lines().count() == 1, "{out}");
+    assert_eq!(place.metrics(&moved).len(), 600);
+    place.answer(&format!("eval {moved}"));
 }
 
 /// Damage that is more than the half line of a kill.
