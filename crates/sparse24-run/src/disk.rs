@@ -411,8 +411,8 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
-/// A free name beside `path`, as in `metrics.1.jsonl`, to keep a file that is replaced; the path and
-/// the name.
+/// A free name beside `path`, as in `metrics.1.jsonl`, to keep a file that is replaced: its path
+/// and the name.
 pub fn numbered(path: &Path) -> (PathBuf, String) {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     let mut all = (1..).map(|number| path.with_extension(format!("{number}.{extension}")));

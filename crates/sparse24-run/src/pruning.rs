@@ -224,8 +224,8 @@ impl fmt::Display for Offence {
 }
 
 /// The reason to leave a name out: it is that of the output head (a dot-separated part is `lm_head`
-/// or `vocab_projector`, it ends with `predictions.decoder.weight`, or it is `output.weight`), or of
-/// an embedding: a part is `wte`, `wpe`, `shared` or `relative_attention_bias`, or one of its
+/// or `vocab_projector`, it ends with `predictions.decoder.weight`, or it is `output.weight`), or
+/// of an embedding: a part is `wte`, `wpe`, `shared` or `relative_attention_bias`, or one of its
 /// underscore-separated words is `emb` or starts with `embed`; case does not matter.
 ///
 /// So `transformer.wte.weight`, `model.embed_tokens.weight`,

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,
-    /// Tokenizer of the model: byte or gpt2 [default: the folder's, or chosen by the vocabulary size]
+    /// Tokenizer of the model: byte or gpt2 [default: the folder's, or that of the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
 }

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let hint = match holding {
         Some((name, kind)) => format!("; all are {kind}: use --mask {name}"),
         None if folder.join("masks.safetensors").is_file() => {
-            "; a checkpoint holds the weights before pruning: `sparse24 export` writes the 2:4 model"
+            "; a checkpoint holds weights before pruning: `sparse24 export` writes the 2:4 model"
                 .to_owned()
         }
         None => String::new(),

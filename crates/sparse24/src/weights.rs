@@ -56,7 +56,8 @@ impl Initial {
     }
 
     /// A Hugging Face GPT-2 with the shape in its `config.json`; biases that are all zero are left
-    /// out. The tokenizer is the one that is named, or the folder's, or that of the vocabulary's size.
+    /// out. The tokenizer is the one that is named, or the folder's, or that of the vocabulary
+    /// size.
     pub(crate) fn read_gpt2(path: &Path, named: Option<TokenizerKind>) -> Result<Self, Failure> {
         let shape = Gpt2Config::read(path)?;
         let mut weights = interchange::import(path, &shape.parameters(Bias::Present))?;
@@ -87,7 +88,7 @@ impl Initial {
         Ok(Self { path, weights, spec, tokenizer: None, kind, found: Some(found), zero_biases })
     }
 
-    /// What the user should know of the weights, and of the tokenizer that reads a text for them.
+    /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
     pub(crate) fn remarks(&self, text: Option<&Tokenizer>) -> Vec<String> {
         let tokenizer = match (self.found, self.kind) {
             (Some(FolderTokenizer::Absent), Some(kind)) => {
@@ -130,7 +131,7 @@ impl Initial {
         }
         if wanted.d_ff != self.spec.d_ff && config.model.d_ff == self.spec.d_ff {
             return Err(self.refuse(&format!(
-                "the method {} has a d_ff of {}, the initial weights have {}; choose another method",
+                "the method {} has a d_ff of {}, the initial weights have {}; choose another",
                 config.method.name, wanted.d_ff, self.spec.d_ff
             )));
         }

@@ -34,8 +34,8 @@ pub enum FolderTokenizer {
     Other,
 }
 
-/// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`) with
-/// ours.
+/// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`)
+/// with ours.
 ///
 /// # Errors
 /// [`Error::File`] for a link out of the folder; [`Error::Io`].
@@ -50,26 +50,26 @@ pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
     };
     let parsed = |text: &[u8]| serde_json::from_slice::<Value>(text).unwrap_or_default();
     let found = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
-        (Some(text), ..) => {
-            let mut model = parsed(&text)["model"].take();
-            [model["vocab"].take(), spaced(model["merges"].take())]
-        }
+        (Some(text), ..) => tokens(parsed(&text)),
         (None, Some(vocabulary), Some(merges)) => {
             let merges = String::from_utf8_lossy(&merges);
-            let lines = merges.lines().filter(|line| !line.starts_with("#version"));
-            [parsed(&vocabulary), lines.map(Value::from).collect()]
+            let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
+            [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
         }
         _ => return Ok(FolderTokenizer::Absent),
     };
     let is_same = |kind: &TokenizerKind| {
         let ours = Tokenizer::for_text(*kind, "").map(|tokenizer| files(&tokenizer, 1));
-        ours.is_ok_and(|files| {
-            let mut model = parsed(&files[0].1)["model"].take();
-            [model["vocab"].take(), spaced(model["merges"].take())] == found
-        })
+        ours.is_ok_and(|files| tokens(parsed(&files[0].1)) == found)
     };
     let known = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter().find(is_same);
     Ok(known.map_or(FolderTokenizer::Other, FolderTokenizer::Known))
+}
+
+/// The vocabulary and the merges of a `tokenizer.json`; null where it has none.
+fn tokens(mut file: Value) -> [Value; 2] {
+    let mut part = |key| file.pointer_mut(key).map(Value::take).unwrap_or_default();
+    [part("/model/vocab"), spaced(part("/model/merges"))]
 }
 
 /// Merges as in `merges.txt`: older files have strings, newer ones pairs.

@@ -357,7 +357,7 @@ fn the_best_checkpoint_is_kept_if_asked_for() {
     place.refuses("sample newest --best", 3, "newest: *no checkpoint of step*run.keep_best");
 }
 
-/// What is measured differently is not compared.
+/// Losses that were measured differently are not compared.
 #[test]
 fn the_best_checkpoint_starts_anew_when_evaluations_change() {
     let place = Place::new();

@@ -139,7 +139,7 @@ fn a_loss_that_is_not_finite_ends_a_run_and_is_a_result() {
     }
 }
 
-/// What is missing is named, with the remedy, and nothing is computed without it.
+/// A missing or damaged file is named, with the remedy, and nothing is computed without it.
 #[test]
 fn damaged_members_are_named() {
     let place = place();
