@@ -30,8 +30,8 @@ use sparse24_run::{
     data::Dataset,
     disk,
     run::{
-        Asked, Damaged, Given, Observer, Part, Resume, Run, StepMetrics, data_source, open_dataset,
-        run_config,
+        Asked, Damaged, Given, Observer, Part, Resume, Run, RunDirectory, StepMetrics, data_source,
+        open_dataset, run_config,
     },
 };
 
@@ -271,6 +271,14 @@ fn train(
         check_paths(&path, &run_config(&path)?, &member.config)?;
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
+        RunDirectory::check_free(&path).map_err(|error| match error {
+            Error::File { path, .. } => Error::file(
+                path,
+                "is no run, as it holds no config.toml, but is not empty; remove it to train it \
+                    again",
+            ),
+            other => other,
+        })?;
         let dataset = dataset_of(&member.config, opened)?;
         Run::start(member.config.clone(), dataset, Given::default(), &path)?
     };

@@ -31,6 +31,7 @@ mod version1;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use content::rows;
 pub use content::{Checkpoint, load};
 pub use manifest::{FORMAT_VERSION, verify};
 pub use saver::Saver;

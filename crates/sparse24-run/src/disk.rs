@@ -411,6 +411,30 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
+/// A free name beside `path`, as in `metrics.1.jsonl`, to keep a file that is replaced: its path
+/// and the name.
+pub fn numbered(path: &Path) -> (PathBuf, String) {
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    let mut all = (1..).map(|number| path.with_extension(format!("{number}.{extension}")));
+    let free = all.find(|path| !exists(path)).expect("some name is free");
+    let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    (free, name)
+}
+
+/// Whether a path leads to this open file; where files have no identity, whether to any.
+pub fn leads_to(path: &Path, file: &File) -> bool {
+    #[cfg(unix)]
+    {
+        let identity = |file: &File| {
+            use std::os::unix::fs::MetadataExt;
+            file.metadata().map(|found| (found.dev(), found.ino())).ok()
+        };
+        open(path).is_ok_and(|(there, _)| identity(&there) == identity(file))
+    }
+    #[cfg(not(unix))]
+    exists(path)
+}
+
 /// The directory that holds `path`.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))

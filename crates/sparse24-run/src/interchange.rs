@@ -18,6 +18,7 @@ mod tests;
 pub use config::{Gpt2Config, shapes};
 pub use export::{Dtype, Exported, Values, export};
 pub use import::import;
+pub use tokenizer::{FolderTokenizer, folder_tokenizer};
 
 use crate::tensors::WEIGHTS;
 

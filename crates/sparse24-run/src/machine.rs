@@ -49,12 +49,24 @@ impl fmt::Display for Memory {
     }
 }
 
+/// Address space of the program and its libraries.
+#[cfg(unix)]
+const PROGRAM_BYTES: u64 = 40 << 20;
+/// Address space of a thread: an arena of the allocator, and the packing buffer of its dense
+/// products. Little of it is ever memory, but `ulimit -v` counts it.
+#[cfg(unix)]
+const THREAD_BYTES: u64 = 2 * (64 << 20);
+
 /// Reads the memory of this machine and the limits of this process; `None` on systems without
 /// `/proc/meminfo`.
 #[must_use]
 pub fn memory() -> Option<Memory> {
     #[cfg(unix)]
     let address_space = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    #[cfg(unix)]
+    let address_space = address_space.map(|bytes| {
+        bytes.saturating_sub(PROGRAM_BYTES + THREAD_BYTES * sparse24_cpu::threads() as u64)
+    });
     #[cfg(not(unix))]
     let address_space = None;
     read(Path::new("/"), |name| env::var(name).ok(), address_space)
@@ -75,13 +87,16 @@ fn read(
     let (total, available) = (bytes("MemTotal")?, bytes("MemAvailable")?);
     let mut bounds = cgroups(root);
     bounds.extend(slurm(variable).map(|limit| (limit, 0)));
-    bounds.extend(address_space.map(|bytes| (Limit { bytes, by: "`ulimit -v`".to_owned() }, 0)));
+    bounds.extend(address_space.map(|bytes| (Limit { bytes, by: ADDRESS_SPACE.to_owned() }, 0)));
     bounds.retain(|(limit, _)| limit.bytes < total);
     let free = bounds.iter().map(|(limit, used)| limit.bytes.saturating_sub(*used));
     let available = free.fold(available, u64::min);
     let limit = bounds.into_iter().map(|(limit, _)| limit).min_by_key(|limit| limit.bytes);
     Some(Memory { total, available, limit })
 }
+
+/// The source of a limit of the address space.
+const ADDRESS_SPACE: &str = "`ulimit -v`, without what the program and its threads reserve,";
 
 /// The names of a version of cgroups.
 struct Version {
@@ -273,8 +288,9 @@ mod tests {
     #[test]
     fn the_limit_of_the_address_space_is_named() {
         let memory = read(machine(&[]).path(), |_| None, Some(100 * MIB)).unwrap();
-        let why = "needs 101 MiB of memory, `ulimit -v` allows 100 MiB of this machine's 1000 MiB";
-        assert_eq!(memory.refuses(101 * MIB).as_deref(), Some(why));
+        let allows = "allows 100 MiB of this machine's 1000 MiB";
+        let why = format!("needs 101 MiB of memory, {ADDRESS_SPACE} {allows}");
+        assert_eq!(memory.refuses(101 * MIB).as_deref(), Some(&*why));
         assert_eq!(memory.refuses(100 * MIB), None);
     }
 }

@@ -223,18 +223,23 @@ impl fmt::Display for Offence {
     }
 }
 
-/// The reason to leave a name out: it is that of the output head (a dot-separated part is
-/// `lm_head`), or of an embedding: a part is `wte` or `wpe`, or one of its underscore-separated
-/// words is `emb` or starts with `embed`; case does not matter.
+/// The reason to leave a name out: it is that of the output head (a dot-separated part is `lm_head`
+/// or `vocab_projector`, it ends with `predictions.decoder.weight`, or it is `output.weight`), or
+/// of an embedding: a part is `wte`, `wpe`, `shared` or `relative_attention_bias`, or one of its
+/// underscore-separated words is `emb` or starts with `embed`; case does not matter.
 ///
 /// So `transformer.wte.weight`, `model.embed_tokens.weight`,
 /// `bert.embeddings.word_embeddings.weight`, `tok_emb.weight` and `pos_embed` are; `member.weight`
-/// is not.
+/// and `attention.output.weight` are not.
 #[must_use]
 pub fn name_reason(name: &str) -> Option<Reason> {
-    name.to_ascii_lowercase().split('.').find_map(|part| match part {
-        "lm_head" => Some(Reason::Head),
-        "wte" | "wpe" => Some(Reason::Embedding),
+    let name = name.to_ascii_lowercase();
+    if name == "output.weight" || name.ends_with("predictions.decoder.weight") {
+        return Some(Reason::Head);
+    }
+    name.split('.').find_map(|part| match part {
+        "lm_head" | "vocab_projector" => Some(Reason::Head),
+        "wte" | "wpe" | "shared" | "relative_attention_bias" => Some(Reason::Embedding),
         _ => {
             let is_embedding = |word: &str| word == "emb" || word.starts_with("embed");
             part.split('_').any(is_embedding).then_some(Reason::Embedding)
@@ -312,11 +317,16 @@ pub fn prune(
     };
     if model.folder.is_none() {
         let destination = disk::destination(output)?;
+        let is_used = fs::metadata(&destination).is_ok_and(|found| found.len() > 0);
+        if is_used && TensorFile::open(&destination).is_err() {
+            let problem = "exists and is not a safetensors file; remove it, or name another";
+            return Err(Error::file(output, problem));
+        }
         room(&destination)?;
         disk::replace(&destination, |out| write(&model.files[0], out))?;
         return Ok(reports);
     }
-    let companions = model.companions()?;
+    let (companions, _) = model.companions()?;
     disk::fill_folder(output, |folder| {
         room(folder)?;
         let create = |path: &Path| {
@@ -330,6 +340,15 @@ pub fn prune(
         companions.iter().try_for_each(|path| copy(path, create(path)?))
     })?;
     Ok(reports)
+}
+
+/// The names in a model's folder that [`prune`] leaves out: folders, hidden files and weights that
+/// are not the model's. A file has none.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::File`] for a malformed model.
+pub fn left_out(input: &Path) -> Result<Vec<String>, Error> {
+    Ok(Shards::open(input)?.companions()?.1)
 }
 
 /// Verifies 2:4 tensor by tensor, in a file or all of a model's folder; returns a report for every

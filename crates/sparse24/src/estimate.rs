@@ -68,9 +68,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
-    let time = Time::measure(&config, &estimate, recipe.steps)?;
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let (host_bytes, memory) = (host_bytes(&estimate, backend.placement), machine::memory());
+    let problem = memory.as_ref().and_then(|memory| memory.refuses(host_bytes));
+    // Where memory is short, measuring would end the process.
+    let time = match problem {
+        Some(_) => None,
+        None => Time::measure(&config, &estimate, recipe.steps)?,
+    };
     let report = Report { estimate, device_bytes, host_bytes, memory, steps, time };
     if args.json {
         return print_json(&report);
@@ -100,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "main memory  {} with the copy for a checkpoint; {available} available",
             mib(host_bytes)
         );
-        if let Some(problem) = memory.refuses(host_bytes) {
+        if let Some(problem) = problem {
             say!("             too little: the run {problem}");
         }
     }

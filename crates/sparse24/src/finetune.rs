@@ -87,7 +87,8 @@ impl Pretrained {
             Failure::new(Exit::Input, problem)
         };
         if !["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
-            let initial = weights::Initial::read_gpt2(path)?;
+            let initial = weights::Initial::read_gpt2(path, None)?;
+            initial.remarks(None).iter().for_each(note);
             let kind = initial.kind.ok_or_else(no_tokenizer)?;
             let tokenizer = Tokenizer::for_text(kind, "")?;
             let (kind, shape) = (ModelKind::Gpt2, initial.settings());

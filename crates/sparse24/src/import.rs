@@ -7,7 +7,6 @@ use sparse24_run::{
     data::{Tokenizer, TokenizerKind},
     run::save_imported,
 };
-use sparse24_train::nn::Bias;
 
 use crate::{
     choice,
@@ -24,19 +23,20 @@ pub(crate) struct Args {
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,
-    /// Tokenizer of the model: byte or gpt2 [default: chosen by the vocabulary size]
+    /// Tokenizer of the model: byte or gpt2 [default: the folder's, or that of the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let Initial { weights, spec, kind, .. } = Initial::read_gpt2(&args.path)?;
     if matches!(args.tokenizer, Some(TokenizerKind::Character)) {
         let problem = "--tokenizer: a Hugging Face folder does not hold the characters of a char \
                        tokenizer; expected byte or gpt2, or leave it out";
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let kind = args.tokenizer.or(kind);
+    let initial = Initial::read_gpt2(&args.path, args.tokenizer)?;
+    let remarks = initial.remarks(None);
+    let Initial { weights, spec, kind, .. } = initial;
     let tokenizer = kind.map(|kind| Tokenizer::for_text(kind, "")).transpose()?;
     let mut settings = Config::shape(&spec);
     if let Some(tokenizer) = &tokenizer {
@@ -57,8 +57,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let count = counted(weights.len(), "tensor");
     let checkpoint = save_imported(&config, weights, tokenizer.as_ref(), &args.out)?;
     say!("imported {count} into {}", checkpoint.display());
-    if spec.bias == Bias::Absent {
-        say!("all biases are zero, so the model has none (model.bias = false)");
+    for remark in remarks {
+        say!("{remark}");
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_core::MaskKind;
-use sparse24_run::pruning::{Pruned, Search, Unprunable, prune};
+use sparse24_run::pruning::{Pruned, Search, Unprunable, left_out, prune};
 
 use crate::{
     choice,
@@ -48,6 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             prune(input, output, selection, args.search, unprunable, progress)
         })
     })?;
+    let left_out = left_out(&args.input)?;
     let (kind, out) = (args.mask.to_string(), args.output.display().to_string());
     if args.choice.json {
         let describe = |pruned: &Pruned| {
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             })
         };
         let tensors = objects(&reports, describe);
-        say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors }));
+        say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors, "left_out": left_out }));
         return Ok(());
     }
     if !args.choice.quiet {
@@ -70,6 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
     say!("{} pruned ({kind}), {} copied: {out}", counted(pruned, "tensor"), reports.len() - pruned);
+    if !left_out.is_empty() {
+        say!("left out: {}", left_out.join(", "));
+    }
     Ok(())
 }
 

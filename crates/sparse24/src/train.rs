@@ -72,11 +72,11 @@ pub(crate) struct Reporting {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let initial = args.init_from.as_deref().map(Initial::read).transpose()?;
+    let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
     let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
     let mut config = args.configure.resolve_over(&given)?;
     config.check_corpus()?;
-    initial.as_ref().map_or(Ok(()), |initial| initial.check(&config))?;
+    initial.as_mut().map_or(Ok(()), |initial| initial.check(&config))?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config.preset)).transpose()?;
     let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
     let out = out.expect("named or claimed");
@@ -102,6 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             (Err(Error::Interrupted), Some(exit)) => return Err(interrupted(exit)),
             (dataset, _) => dataset?,
         };
+        let remarks = initial.as_ref().map(|initial| initial.remarks(dataset.tokenizer()));
         let initial = initial.map(|initial| initial.for_data(&dataset)).transpose()?;
         if let Some(exit) = signals.received() {
             return Err(interrupted(exit));
@@ -112,6 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             lambda: lambda.as_ref(),
         };
         let run = Run::start(config, dataset, given, &out)?;
+        remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
 }
@@ -196,11 +198,14 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
-    if let Err(error) = report::write(&[run.path().to_owned()], &run.path().join(report::FILE)) {
+    let report = run.path().join(report::FILE);
+    let written = report::write(&[run.path().to_owned()], &report);
+    if let Err(error) = &written {
         note(format_args!("no report was written: {error}"));
     }
+    let report = written.is_ok().then_some(&*report);
     match ended? {
-        Ended::Finished(summary) => conclude(&summary, &model, reporting),
+        Ended::Finished(summary) => conclude(&summary, &model, report, reporting),
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
             let path = word(run.path());
@@ -273,18 +278,29 @@ impl Observer for Watcher {
     }
 }
 
-fn conclude(summary: &Summary, model: &ModelSpec, reporting: &Reporting) -> Result<(), Failure> {
+fn conclude(
+    summary: &Summary,
+    model: &ModelSpec,
+    report: Option<&Path>,
+    reporting: &Reporting,
+) -> Result<(), Failure> {
     if reporting.json {
         say!("{}", serde_json::to_string(summary).expect("plain values"));
         return Ok(());
     }
     let (steps, run) = (counted(summary.steps as usize, "step"), word(&summary.run));
     say!("validation loss {:.4} after {steps}, {:.0} s", summary.val_loss, summary.seconds);
+    if !summary.run.is_dir() {
+        note(format_args!("{}: the run directory was moved meanwhile", summary.run.display()));
+        return Ok(());
+    }
     for (name, score) in &summary.scores {
         say!("{name:15} {score:.4}");
     }
     say!("run directory   {}", summary.run.display());
-    say!("report          {}", summary.run.join(report::FILE).display());
+    if let Some(report) = report {
+        say!("report          {}", report.display());
+    }
     let has_text = model.generates() && summary.run.join("tokenizer.json").is_file();
     let is_exportable = Gpt2Config::of(model).is_ok();
     let next = [(has_text, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_core::MaskKind;
-use sparse24_run::pruning::{TensorReport, Verdict, verify};
+use sparse24_run::{
+    disk,
+    pruning::{TensorReport, Verdict, verify},
+};
 
 use crate::{
     choice,
@@ -73,8 +76,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let Some(first) = refuted.first() else { return Ok(()) };
     let are = if refuted.len() == 1 { "is" } else { "are" };
     let (file, count, first) = (args.file.display(), refuted.len(), &first.name);
-    let hint = holding
-        .map_or(String::new(), |(name, kind)| format!("; all are {kind}: use --mask {name}"));
+    let folder = if args.file.is_dir() { &*args.file } else { disk::parent(&args.file) };
+    let hint = match holding {
+        Some((name, kind)) => format!("; all are {kind}: use --mask {name}"),
+        None if folder.join("masks.safetensors").is_file() => {
+            "; a checkpoint holds weights before pruning: `sparse24 export` writes the 2:4 model"
+                .to_owned()
+        }
+        None => String::new(),
+    };
     let problem =
         format!("{file}: {count} of {all} {are} not {kind}; the first is `{first}`{hint}");
     Err(Failure::new(Exit::Refuted, problem))

@@ -6,7 +6,8 @@ use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
     data::{Dataset, Tokenizer, TokenizerKind},
-    interchange::{self, Gpt2Config},
+    disk,
+    interchange::{self, FolderTokenizer, Gpt2Config},
     run::Model,
 };
 use sparse24_train::{
@@ -31,12 +32,16 @@ pub(crate) struct Initial {
     tokenizer: Option<Tokenizer>,
     /// As far as it is known.
     pub(crate) kind: Option<TokenizerKind>,
+    /// The tokenizer in a Hugging Face folder.
+    found: Option<FolderTokenizer>,
+    /// Biases of a folder that are all zero, left out of the weights.
+    zero_biases: Vec<NamedTensor>,
 }
 
 impl Initial {
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         if !["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
-            return Self::read_gpt2(path);
+            return Self::read_gpt2(path, None);
         }
         let model = Model::read(path)?;
         let ModelSpec::Gpt2(spec) = model.recipe().model else {
@@ -45,28 +50,66 @@ impl Initial {
         };
         let kind = model.tokenizer.as_ref().map(Tokenizer::kind);
         let (path, tokenizer) = (path.to_owned(), model.tokenizer);
-        Ok(Self { path, weights: model.checkpoint.weights, spec, tokenizer, kind })
+        let weights = model.checkpoint.weights;
+        let zero_biases = Vec::new();
+        Ok(Self { path, weights, spec, tokenizer, kind, found: None, zero_biases })
     }
 
-    /// A Hugging Face GPT-2 with the shape in its `config.json`; biases that are all zero are
-    /// dropped.
-    pub(crate) fn read_gpt2(path: &Path) -> Result<Self, Failure> {
+    /// A Hugging Face GPT-2 with the shape in its `config.json`; biases that are all zero are left
+    /// out. The tokenizer is the one that is named, or the folder's, or that of the vocabulary
+    /// size.
+    pub(crate) fn read_gpt2(path: &Path, named: Option<TokenizerKind>) -> Result<Self, Failure> {
         let shape = Gpt2Config::read(path)?;
         let mut weights = interchange::import(path, &shape.parameters(Bias::Present))?;
         let is_bias = |tensor: &NamedTensor| tensor.name.ends_with(".bias");
         let is_zero = |tensor: &NamedTensor| tensor.values.iter().all(|&value| value == 0.0);
-        let mut bias = Bias::Present;
+        let (mut bias, mut zero_biases) = (Bias::Present, Vec::new());
         if weights.iter().all(|tensor| !is_bias(tensor) || is_zero(tensor)) {
-            weights.retain(|tensor| !is_bias(tensor));
+            (zero_biases, weights) = weights.into_iter().partition(is_bias);
             bias = Bias::Absent;
         }
-        let kind = match shape.vocab_size {
-            GPT2 | GPT2_PADDED => Some(TokenizerKind::Gpt2),
-            256 => Some(TokenizerKind::Byte),
+        let folder = if path.is_dir() { path } else { disk::parent(path) };
+        let mut found = match named {
+            Some(kind) => FolderTokenizer::Known(kind),
+            None => interchange::folder_tokenizer(folder)?,
+        };
+        if let (FolderTokenizer::Known(kind), None) = (found, named)
+            && Tokenizer::for_text(kind, "")?.vocabulary() as usize > shape.vocab_size
+        {
+            found = FolderTokenizer::Other;
+        }
+        let kind = match (found, shape.vocab_size) {
+            (FolderTokenizer::Known(kind), _) => Some(kind),
+            (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => Some(TokenizerKind::Gpt2),
+            (FolderTokenizer::Absent, 256) => Some(TokenizerKind::Byte),
             _ => None,
         };
         let (path, spec) = (path.to_owned(), shape.spec(bias));
-        Ok(Self { path, weights, spec, tokenizer: None, kind })
+        Ok(Self { path, weights, spec, tokenizer: None, kind, found: Some(found), zero_biases })
+    }
+
+    /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
+    pub(crate) fn remarks(&self, text: Option<&Tokenizer>) -> Vec<String> {
+        let tokenizer = match (self.found, self.kind) {
+            (Some(FolderTokenizer::Absent), Some(kind)) => {
+                let (name, vocabulary) = (kind.name(), self.spec.vocabulary);
+                Some(format!("tokenizer {name}, assumed from the vocabulary of {vocabulary}"))
+            }
+            (Some(FolderTokenizer::Other), None) => {
+                let remark = "the folder's tokenizer is neither gpt2 nor byte, so the model has \
+                              none: it reads token ids, not text";
+                Some(remark.to_owned())
+            }
+            (Some(FolderTokenizer::Absent), None) => text.map(|tokenizer| {
+                let name = tokenizer.kind().name();
+                format!("the weights name no tokenizer, so the text is read as {name} ids")
+            }),
+            _ => None,
+        };
+        let has_no_biases = self.spec.bias == Bias::Absent && !self.zero_biases.is_empty();
+        let biases = "all biases are zero, so the model has none (model.bias = false)";
+        let biases = has_no_biases.then(|| biases.to_owned());
+        tokenizer.into_iter().chain(biases).collect()
     }
 
     /// The settings of its shape, each `key=value`.
@@ -76,11 +119,22 @@ impl Initial {
         settings
     }
 
-    /// Refuses a configuration of another shape, with all differences.
-    pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
+    /// Refuses a configuration of another shape, with all differences. Biases of zeros are weights
+    /// where it has biases.
+    pub(crate) fn check(&mut self, config: &Config) -> Result<(), Failure> {
         let ModelSpec::Gpt2(wanted) = config.recipe(self.spec.vocabulary)?.model else {
             return Err(self.refuse("expected model.kind = \"gpt2\""));
         };
+        if wanted.bias == Bias::Present && !self.zero_biases.is_empty() {
+            self.weights.append(&mut self.zero_biases);
+            self.spec.bias = Bias::Present;
+        }
+        if wanted.d_ff != self.spec.d_ff && config.model.d_ff == self.spec.d_ff {
+            return Err(self.refuse(&format!(
+                "the method {} has a d_ff of {}, the initial weights have {}; choose another",
+                config.method.name, wanted.d_ff, self.spec.d_ff
+            )));
+        }
         let mut pairs: Vec<_> =
             Config::shape(&wanted).into_iter().zip(Config::shape(&self.spec)).collect();
         pairs.extend(self.kind.map(|kind| {
@@ -100,10 +154,15 @@ impl Initial {
         Err(self.refuse(&format!("{}; leave these settings out", differing.join("; "))))
     }
 
-    /// The weights, for data with the same tokens.
+    /// The weights, for data whose tokens they know.
     pub(crate) fn for_data(self, dataset: &Dataset) -> Result<Vec<NamedTensor>, Failure> {
         let (tokens, vocabulary) = (dataset.vocabulary() as usize, self.spec.vocabulary);
-        if tokens != vocabulary {
+        if self.found == Some(FolderTokenizer::Other) && dataset.tokenizer().is_some() {
+            let problem = "has a tokenizer that is neither gpt2 nor byte, so it cannot read text; \
+                           name prepared shards of its token ids";
+            return Err(self.refuse(problem));
+        }
+        if tokens > vocabulary {
             return Err(self.refuse(&format!(
                 "has a vocabulary of {vocabulary} tokens, the data one of {tokens}; use the \
                  tokenizer that goes with the weights"

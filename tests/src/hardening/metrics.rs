@@ -1,4 +1,5 @@
-//! `metrics.jsonl`, read and continued: a resume keeps the steps up to its own, and no others.
+//! `metrics.jsonl`, read and continued: a resume keeps the steps up to its own, and no others; of a
+//! damaged file it keeps a copy.
 
 use serde_json::json;
 use sparse24_run::run::{MetricsLog, StepMetrics};
@@ -10,8 +11,12 @@ pub(super) fn log(bytes: &[u8]) -> bool {
     let all = match MetricsLog::read(&path) {
         Ok(all) => all,
         Err(error) => {
-            refused(&MetricsLog::resume(&path, u32::MAX).unwrap_err(), "metrics.jsonl");
-            assert_eq!(read(&path), bytes, "a refused file is not truncated");
+            let (_, cut) = MetricsLog::resume(&path, u32::MAX).unwrap();
+            assert!(cut.damage.is_some_and(|damage| damage.contains("kept as metrics.1.jsonl")));
+            let kept = path.with_file_name("metrics.1.jsonl");
+            assert_eq!(read(&kept), bytes, "a damaged file is kept");
+            std::fs::remove_file(kept).unwrap();
+            MetricsLog::read(&path).expect("its readable lines go on");
             return refused(&error, "metrics.jsonl");
         }
     };

@@ -28,13 +28,13 @@ pub struct RunResult {
     pub val_loss: Option<f64>,
     /// Samples of the flip rate.
     pub samples: Vec<Sample>,
-    /// Median over the steps.
+    /// Median over the steps whose speed is known.
     pub tokens_per_s: f64,
-    /// Time of all steps, without evaluation.
+    /// Time of all steps whose speed is known, without evaluation.
     pub seconds: f64,
     /// Why the run ended early.
     pub failure: Option<Failure>,
-    /// The build of each start.
+    /// The build of each start, unless their file is damaged.
     pub builds: Vec<Build>,
 }
 
@@ -95,10 +95,14 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     let metrics = path.join("metrics.jsonl");
     let (mut last, mut samples, mut rates) = (None, Vec::new(), Vec::new());
     let steps = disk::exists(&metrics).then(|| MetricsLog::steps(&metrics)).transpose()?;
-    for step in steps.into_iter().flatten() {
-        let mut step = step?;
+    for (step, number) in steps.into_iter().flatten().zip(1..) {
+        let mut step = step.map_err(again)?;
         if step.step > member.until {
             break;
+        }
+        if step.step != number {
+            let problem = format!("lacks step {number} before step {}", step.step);
+            return Err(again(Error::file(&metrics, problem)));
         }
         rates.push(step.tokens_per_s);
         if let (Some(rate), Some(layers)) = (step.flip_rate, step.flip_rate_per_layer.take()) {
@@ -123,7 +127,9 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
         simd,
         device: (!is_cpu).then_some(device),
     };
-    let builds = Provenance::read(&path.join("provenance.json"))?.into_iter().map(build).collect();
+    let starts = Provenance::readable(&path.join("provenance.json"))?;
+    let builds = starts.into_iter().map(build).collect();
+    rates.retain(|rate| rate.is_finite() && *rate > 0.0);
     Ok(Some(RunResult {
         steps: last.as_ref().map_or(0, |step| step.step),
         loss: last.as_ref().map(|step| step.loss),
@@ -134,6 +140,16 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
         failure,
         builds,
     }))
+}
+
+/// Adds the remedy to an error in the metrics of a run.
+fn again(error: Error) -> Error {
+    match error {
+        Error::File { path, problem } => {
+            Error::file(path, format!("{problem}; remove the run's folder to train it again"))
+        }
+        other => other,
+    }
 }
 
 /// The tokens of an optimizer step.

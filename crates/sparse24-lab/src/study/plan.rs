@@ -71,7 +71,8 @@ impl Plan {
 
     /// Reads `study.toml` in a study's folder, which an earlier version may have written.
     pub(super) fn read_resolved(path: &Path) -> Result<Self, Error> {
-        let mut table = read_table(path, EXPECTED)?;
+        let inside = |error| inside(&path.display().to_string(), error);
+        let mut table = read_table(path, EXPECTED).map_err(inside)?;
         if let Some(Value::Table(base)) = table.get_mut("base")
             && renamed::is_old(base)
         {
@@ -79,8 +80,7 @@ impl Plan {
             let arms = table.get_mut("arms").and_then(Value::as_array_mut).into_iter().flatten();
             arms.filter_map(Value::as_table_mut).for_each(renamed::update_settings);
         }
-        Self::of_table(table, &Overrides::default())
-            .map_err(|error| inside(&path.display().to_string(), error))
+        Self::of_table(table, &Overrides::default()).map_err(inside)
     }
 
     fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self, Error> {

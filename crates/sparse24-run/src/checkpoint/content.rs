@@ -290,6 +290,13 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
     }
 }
 
+/// The number of rows of a weight of a checkpoint that was proved; 0 without the weight.
+pub(crate) fn rows(checkpoint: &Path, weight: &str) -> Result<usize, Error> {
+    let file = TensorFile::open(&checkpoint.join(MODEL))?;
+    let found = file.entries.iter().find(|entry| entry.name == weight);
+    Ok(found.and_then(|entry| entry.shape.first().copied()).unwrap_or(0))
+}
+
 /// The state alone, proved by nothing but the manifest's step.
 pub(super) fn read_state(checkpoint: &Path) -> Result<State, Error> {
     state_of(checkpoint, &Manifest::open(checkpoint)?)

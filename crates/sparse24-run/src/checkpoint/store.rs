@@ -140,7 +140,7 @@ fn proved(path: &Path, step: u32) -> Result<(), Error> {
 pub struct Retention {
     /// Number of the newest.
     pub last: NonZeroUsize,
-    /// Checkpoints of multiples of this step; 0 keeps none.
+    /// Checkpoints of multiples of this step, except 0; 0 keeps none.
     pub every: u32,
     /// Checkpoints of these steps, such as the switch from sparse to dense.
     pub always: Vec<u32>,
@@ -148,7 +148,7 @@ pub struct Retention {
 
 impl Retention {
     fn keeps(&self, step: u32) -> bool {
-        self.always.contains(&step) || self.every > 0 && step.is_multiple_of(self.every)
+        self.always.contains(&step) || step > 0 && self.every > 0 && step.is_multiple_of(self.every)
     }
 }
 

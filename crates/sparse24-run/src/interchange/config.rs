@@ -46,11 +46,13 @@ pub struct Gpt2Config {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with model_type")]
 struct Kind {
     model_type: String,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Raw {
     n_layer: usize,
     n_head: usize,

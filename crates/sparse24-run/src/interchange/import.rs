@@ -81,7 +81,7 @@ fn refuse_others(
 
 fn missing(path: &Path, name: &str) -> Error {
     let advice = if name.ends_with(".bias") {
-        "; set model.bias = false if the model has no biases"
+        "; add it, with zeros if the model has no biases"
     } else {
         ""
     };

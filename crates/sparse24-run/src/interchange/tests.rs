@@ -139,7 +139,7 @@ fn what_does_not_fit_is_named() {
         (
             &[],
             ("ln_f.bias", &[2]),
-            "(nor \"transformer.ln_f.bias\"); set model.bias = false if the model has no biases",
+            "(nor \"transformer.ln_f.bias\"); add it, with zeros if the model has no biases",
         ),
         (
             &[("transformer.wte.weight", &[4, 2], &ones[..8])],

@@ -3,13 +3,15 @@
 //!
 //! Invariant: a text has the ids that [`Tokenizer::encode`] gives it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, path::Path};
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
+    Error,
     data::{Tokenizer, TokenizerKind},
-    json,
+    disk, json,
+    tensors::shards::check_inside,
 };
 
 /// GPT-2's token between documents.
@@ -19,6 +21,74 @@ const END: &str = "<|endoftext|>";
 pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
     let tokenizer = tokenizer.filter(|tokenizer| tokenizer.kind() == TokenizerKind::Gpt2)?;
     Some(tokenizer.vocabulary() - 1)
+}
+
+/// Bytes of the longest file that could be one of ours, of which GPT-2's has 1 to 3 MB. Parsed, a
+/// file may take 16 times its size.
+const LONGEST: u64 = 4 << 20;
+
+/// The tokenizer in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FolderTokenizer {
+    /// The folder has none of the files.
+    Absent,
+    /// One of ours, with the same tokens and merges.
+    Known(TokenizerKind),
+    /// Any other, or damaged.
+    Other,
+}
+
+/// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`)
+/// with ours.
+///
+/// # Errors
+/// [`Error::File`] for a link out of the folder; [`Error::Io`].
+pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        if !path.exists() {
+            return Ok(None);
+        }
+        check_inside(&path)?;
+        match disk::read_small(&path, LONGEST) {
+            Err(Error::File { .. }) => Ok(Some(Vec::new())),
+            text => text.map(Some),
+        }
+    };
+    let parsed = |text: &[u8]| serde_json::from_slice::<Value>(text).unwrap_or_default();
+    let found = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
+        (Some(text), ..) => tokens(parsed(&text)),
+        (None, Some(vocabulary), Some(merges)) => {
+            let merges = String::from_utf8_lossy(&merges);
+            let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
+            [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
+        }
+        _ => return Ok(FolderTokenizer::Absent),
+    };
+    let is_same = |kind: &TokenizerKind| {
+        Tokenizer::for_text(*kind, "").is_ok_and(|ours| {
+            found[0].as_object().is_some_and(|ids| ids.len() == ours.vocabulary() as usize)
+                && tokens(parsed(&files(&ours, 1)[0].1)) == found
+        })
+    };
+    let known = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter().find(is_same);
+    Ok(known.map_or(FolderTokenizer::Other, FolderTokenizer::Known))
+}
+
+/// The vocabulary and the merges of a `tokenizer.json`; null where it has none.
+fn tokens(mut file: Value) -> [Value; 2] {
+    let mut part = |key| file.pointer_mut(key).map(Value::take).unwrap_or_default();
+    [part("/model/vocab"), spaced(part("/model/merges"))]
+}
+
+/// Merges as in `merges.txt`: older files have strings, newer ones pairs.
+fn spaced(merges: Value) -> Value {
+    let Value::Array(merges) = merges else { return merges };
+    let spaced = |merge: Value| match merge.as_array().map(Vec::as_slice) {
+        Some([Value::String(left), Value::String(right)]) => format!("{left} {right}").into(),
+        _ => merge,
+    };
+    merges.into_iter().map(spaced).collect()
 }
 
 /// Names and contents of the files, for GPT-2's tokenizer and for bytes. Characters have no such
@@ -138,6 +208,43 @@ mod tests {
             assert_eq!(vocabulary[&format!("{left}{right}")], id);
         }
         assert_eq!(end_of_text(Some(&tokenizer)), Some(50_256));
+    }
+
+    #[test]
+    fn a_folders_tokenizer_is_compared_with_ours() {
+        let kinds = [
+            TokenizerKind::Byte,
+            #[cfg(feature = "tokenizers")]
+            TokenizerKind::Gpt2,
+        ];
+        for kind in kinds {
+            let (folder, known) = (tempfile::tempdir().unwrap(), FolderTokenizer::Known(kind));
+            let found = || folder_tokenizer(folder.path()).unwrap();
+            let write = |name: &str, text: String| {
+                std::fs::write(folder.path().join(name), text).unwrap();
+            };
+            assert_eq!(found(), FolderTokenizer::Absent);
+            let (_, model) = model(kind);
+            let merges = spaced(model["merges"].clone());
+            let lines: Vec<_> =
+                merges.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+            write("vocab.json", model["vocab"].to_string());
+            write("merges.txt", format!("#version: 0.2\n{}\n", lines.join("\n")));
+            assert_eq!(found(), known);
+            write("merges.txt", "a b\n".to_owned());
+            assert_eq!(found(), FolderTokenizer::Other);
+            // The one file counts where both are.
+            for merges in [&model["merges"], &merges] {
+                let model = json!({ "vocab": model["vocab"], "merges": merges });
+                write("tokenizer.json", json!({ "model": model }).to_string());
+                assert_eq!(found(), known);
+            }
+            let long = " ".repeat(LONGEST as usize) + &json!({ "model": model }).to_string();
+            for other in [&*long, "{", "7", r#"{"model":{"vocab":{"a":0},"merges":[]}}"#] {
+                write("tokenizer.json", other.to_owned());
+                assert_eq!(found(), FolderTokenizer::Other);
+            }
+        }
     }
 
     #[test]

@@ -172,14 +172,29 @@ fn embeddings_and_the_head_are_known_by_name() {
         "bert.embeddings.word_embeddings.weight",
         "tok_emb",
         "Embed_0",
+        "shared.weight",
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     ];
-    let others =
-        ["h.0.mlp.c_fc.weight", "member.weight", "wtex", "head.weight", "remb_x", "assembled"];
-    for (names, reason) in [
-        (&embeddings[..], Some(Reason::Embedding)),
-        (&["lm_head.weight"], Some(Reason::Head)),
-        (&others, None),
-    ] {
+    let heads = [
+        "lm_head.weight",
+        "cls.predictions.decoder.weight",
+        "vocab_projector.weight",
+        "output.weight",
+    ];
+    let others = [
+        "h.0.mlp.c_fc.weight",
+        "member.weight",
+        "wtex",
+        "head.weight",
+        "remb_x",
+        "assembled",
+        "layers.0.attention.output.weight",
+        "mlp.shared_expert.up_proj.weight",
+        "cls.predictions.transform.dense.weight",
+    ];
+    for (names, reason) in
+        [(&embeddings[..], Some(Reason::Embedding)), (&heads, Some(Reason::Head)), (&others, None)]
+    {
         names.iter().for_each(|name| assert_eq!(name_reason(name), reason, "{name}"));
     }
 }

@@ -242,13 +242,22 @@ pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
     estimate.checkpoint_bytes.saturating_add(computing)
 }
 
+/// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a
+/// run starts from or has saved, which may be padded.
+pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize {
+    config.model.vocabulary(data.vocabulary()).max(rows)
+}
+
 /// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let needed = host_bytes(&estimate(&recipe, backend)?, backend.placement);
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
-        return Err(Error::setting("model", format!("{problem}; lower it or batch.size")));
+        return Err(Error::setting(
+            "model",
+            format!("{problem}; lower it, batch.size or backend.threads"),
+        ));
     }
     Ok(Trainer::new(open_backend(config)?, recipe)?)
 }

@@ -17,7 +17,7 @@ use crate::{
 const LOCK: &str = "lock";
 pub(super) const CONFIG: &str = "config.toml";
 pub(super) const PLANS: &str = "plans.json";
-const PROVENANCE: &str = "provenance.json";
+pub(super) const PROVENANCE: &str = "provenance.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const METRICS: &str = "metrics.jsonl";
 pub(super) const CHECKPOINTS: &str = "checkpoints";

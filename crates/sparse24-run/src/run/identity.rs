@@ -157,6 +157,16 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         .collect()
 }
 
+/// Settings that decide what an evaluation measures, besides the data and the model.
+const MEASURED: [&str; 2] = ["run.eval_tokens", "seed"];
+
+/// Whether evaluations measure now what they measured when a checkpoint was saved.
+pub(super) fn measure_alike(saved: &State, now: &State) -> Result<bool, Error> {
+    let settings = saved_settings(saved)?;
+    Ok(saved.dataset == now.dataset
+        && MEASURED.iter().all(|key| settings.get(*key) == now.config.get(*key)))
+}
+
 /// The configuration that a checkpoint was saved with; neutral settings are those of `now`.
 pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
     match settings(&saved_settings(saved)?, &now.decisive()).is_empty() {

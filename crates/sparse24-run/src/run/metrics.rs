@@ -14,6 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::{Provenance, directory::PROVENANCE};
 use crate::{
     Error,
     checkpoint::PhaseKind,
@@ -36,7 +37,8 @@ pub struct StepMetrics {
     /// L2 norm of the gradient before clipping; NaN in a skipped step.
     #[serde(with = "null_is_nan")]
     pub grad_norm: f32,
-    /// Training tokens per second.
+    /// Training tokens per second; NaN where the clock did not move.
+    #[serde(with = "null_is_nan")]
     pub tokens_per_s: f64,
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,12 +99,20 @@ pub struct LayerInstruments {
 mod null_is_nan {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
-        value.is_finite().then_some(value).serialize(to)
+    pub(super) fn serialize<T, S>(value: &T, to: S) -> Result<S::Ok, S::Error>
+    where
+        T: Copy + Into<f64> + Serialize,
+        S: Serializer,
+    {
+        (*value).into().is_finite().then_some(value).serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
-        Ok(Option::deserialize(from)?.unwrap_or(f32::NAN))
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: From<f32> + Deserialize<'de>,
+        D: Deserializer<'de>,
+    {
+        Ok(Option::deserialize(from)?.unwrap_or(f32::NAN.into()))
     }
 }
 
@@ -113,6 +123,8 @@ pub struct Cut {
     pub last: Option<StepMetrics>,
     /// Lines removed after the checkpoint, including a broken last one.
     pub lines: usize,
+    /// The first damage, and the name under which the damaged file is kept.
+    pub damage: Option<String>,
 }
 
 /// An open `metrics.jsonl`.
@@ -131,23 +143,35 @@ impl MetricsLog {
     /// # Errors
     /// [`Error::Io`], also if the file exists.
     pub fn create(path: &Path) -> Result<Self, Error> {
-        let file = disk::open_as(path, As::New)?;
+        drop(disk::open_as(path, As::New)?);
+        // Somebody else may cut the file, and the next line must follow what is left.
+        let file = disk::open_as(path, As::Appended)?;
         Ok(Self { path: path.to_owned(), file, last: None, end: 0 })
     }
 
     /// Opens the file after a checkpoint of `step`: later steps, and a last line broken by a crash,
-    /// are removed atomically.
+    /// are removed atomically. If another line is not a metrics object of a later step than the
+    /// previous one, the file is kept under another name, and its readable lines go on.
     ///
     /// # Errors
-    /// [`Error::File`] names the first line that is not the last and is not a metrics object of a
-    /// later step than the previous one; [`Error::Io`].
+    /// [`Error::File`] for what is not a file; [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
         match Lines::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
             Ok(mut all) => {
-                while let Some(metrics) = all.next()? {
+                loop {
+                    let metrics = match all.next() {
+                        Ok(Some(metrics)) => metrics,
+                        Ok(None) => break,
+                        Err(Error::File { problem, .. }) => {
+                            let damage = format!("{problem}; {}", Self::mend(path)?);
+                            let (log, cut) = Self::resume(path, step)?;
+                            return Ok((log, Cut { damage: Some(damage), ..cut }));
+                        }
+                        Err(error) => return Err(error),
+                    };
                     if metrics.step <= step {
                         line = Some((metrics.step, end));
                         (last, end) = (Some(metrics), all.end);
@@ -159,7 +183,7 @@ impl MetricsLog {
             }
         }
         if lines > 0 {
-            rewrite(path, end, &[])?;
+            rewrite(path, path, end, &[])?;
         }
         Ok((
             Self {
@@ -168,16 +192,39 @@ impl MetricsLog {
                 last: line,
                 end,
             },
-            Cut { last, lines },
+            Cut { last, lines, damage: None },
         ))
     }
 
-    /// Renames a file of metrics, for a run that starts again; returns its name.
-    pub(super) fn set_aside(path: &Path) -> Result<String, Error> {
-        let names = (1..).map(|number| path.with_extension(format!("{number}.jsonl")));
-        let aside = names.into_iter().find(|aside| !disk::exists(aside)).expect("a free name");
-        disk::rename(path, &aside)?;
-        Ok(aside.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    /// Keeps a damaged file under another name, and leaves only its readable lines.
+    fn mend(path: &Path) -> Result<String, Error> {
+        let (kept, name) = disk::numbered(path);
+        rewrite(path, &kept, u64::MAX, &[])?;
+        let mut lines = Lines::open(path)?;
+        disk::replace(path, |new| {
+            loop {
+                match lines.next() {
+                    Ok(Some(_)) => new.write(&lines.line)?,
+                    Ok(None) => return Ok(()),
+                    Err(Error::File { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        })?;
+        Ok(format!("the file is kept as {name}, and its readable lines go on"))
+    }
+
+    /// Checks that the path still leads to the open file.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it does not.
+    pub(super) fn check_place(&self) -> Result<(), Error> {
+        if disk::leads_to(&self.path, &self.file) {
+            return Ok(());
+        }
+        let problem = "was removed or replaced while the run wrote it, so metrics are lost; \
+            resume the run if its checkpoints are still there";
+        Err(Error::file(&self.path, problem))
     }
 
     /// Appends one step. If the last line is of the same step, it is replaced atomically.
@@ -189,7 +236,7 @@ impl MetricsLog {
         line.push(b'\n');
         match self.last {
             Some((step, begin)) if step == metrics.step => {
-                rewrite(&self.path, begin, &line)?;
+                rewrite(&self.path, &self.path, begin, &line)?;
                 self.file = disk::open_as(&self.path, As::Appended)?;
                 self.end = begin;
             }
@@ -254,10 +301,14 @@ impl MetricsLog {
     }
 }
 
-/// The lowest validation loss, with the first step that has it.
-pub(super) fn lowest_loss(metrics: &[StepMetrics]) -> Option<(f64, u32)> {
+/// The lowest validation loss of a run, with the first step that has it, among those that measure
+/// what evaluations measure now.
+pub(super) fn best(metrics: &[StepMetrics], run: &Path) -> Result<Option<(f64, u32)>, Error> {
+    let starts = Provenance::readable(&run.join(PROVENANCE))?;
+    let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();
     let losses = metrics.iter().filter_map(|metrics| Some((metrics.val_loss?, metrics.step)));
-    losses.min_by(|(a, _), (b, _)| a.total_cmp(b))
+    let losses = losses.filter(|&(_, step)| after.is_none_or(|after| step > after));
+    Ok(losses.min_by(|(a, _), (b, _)| a.total_cmp(b)))
 }
 
 /// The damage that [`MetricsLog::salvage`] found.
@@ -271,13 +322,14 @@ pub struct Salvage {
     pub first: usize,
 }
 
-/// Replaces the bytes after the first `keep`.
-fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
-    let (file, _) = disk::open(path)?;
+/// Writes the first `keep` bytes of one file, and a tail, in the place of another, which may be the
+/// same.
+fn rewrite(from: &Path, to: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
+    let (file, _) = disk::open(from)?;
     let mut kept = BufReader::new(file.take(keep));
-    disk::replace(path, |new| {
+    disk::replace(to, |new| {
         loop {
-            let piece = kept.fill_buf().map_err(|e| Error::io("read", path, e))?;
+            let piece = kept.fill_buf().map_err(|e| Error::io("read", from, e))?;
             if piece.is_empty() {
                 return new.write(tail);
             }

@@ -14,7 +14,7 @@ use super::{
     components::{RunData, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, CONFIG, METRICS, TOKENIZER},
     identity::{config_of, no_dataset, of_same_data, of_tokenizer},
-    metrics::lowest_loss,
+    metrics::best,
     snapshot::{ends, restore, scale},
 };
 use crate::{
@@ -65,7 +65,7 @@ impl Model {
         }
         let confined = confine(run)?;
         let metrics = MetricsLog::read(&run.join(METRICS))?;
-        let Some((loss, step)) = lowest_loss(&metrics) else {
+        let Some((loss, step)) = best(&metrics, run)? else {
             return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
         };
         match checkpoint::named(&run.join(CHECKPOINTS), step) {

@@ -59,6 +59,9 @@ pub struct Provenance {
     /// Decisive settings that this start changed, by key; for other data `data` and the path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed: BTreeMap<String, String>,
+    /// The step after which evaluations measure something else than before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_anew_after: Option<u32>,
     /// Operating system and architecture.
     pub system: String,
     /// The training device.
@@ -83,6 +86,7 @@ impl Provenance {
             initial,
             lambda: None,
             changed: BTreeMap::new(),
+            measured_anew_after: None,
             system: format!("{} {}", env::consts::OS, env::consts::ARCH),
             device: device.description.clone(),
             simd: sparse24_cpu::Simd::detect().to_string(),
@@ -103,20 +107,34 @@ impl Provenance {
         format!("version {}, {commit}", env!("CARGO_PKG_VERSION"))
     }
 
-    /// Appends this start to `provenance.json`, or creates the file.
+    /// Appends this start to `provenance.json`, or creates the file. A damaged one is renamed;
+    /// returns its new name.
     ///
     /// # Errors
-    /// [`Error::File`] if the file is not such an array; [`Error::Io`].
-    pub fn record(&self, path: &Path) -> Result<(), Error> {
-        let mut starts = if path.exists() { Self::read(path)? } else { Vec::new() };
+    /// [`Error::Io`].
+    pub fn record(&self, path: &Path) -> Result<Option<String>, Error> {
+        let mut kept = None;
+        if disk::exists(path) && matches!(Self::read(path), Err(Error::File { .. })) {
+            let (aside, name) = disk::numbered(path);
+            disk::rename(path, &aside)?;
+            kept = Some(name);
+        }
+        let mut starts = Self::readable(path)?;
         starts.push(self.clone());
-        disk::write_atomically(path, &json::pretty(&starts))
+        disk::write_atomically(path, &json::pretty(&starts))?;
+        Ok(kept)
     }
 
-    /// The settings that the starts in a `provenance.json` changed; none without the file.
-    pub(super) fn all_changed(path: &Path) -> Result<BTreeMap<String, String>, Error> {
-        let starts = if disk::exists(path) { Self::read(path)? } else { Vec::new() };
-        Ok(starts.into_iter().flat_map(|start| start.changed).collect())
+    /// Like [`Self::read`]; none if the file is missing or damaged.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn readable(path: &Path) -> Result<Vec<Self>, Error> {
+        match Self::read(path) {
+            _ if !disk::exists(path) => Ok(Vec::new()),
+            Err(Error::File { .. }) => Ok(Vec::new()),
+            starts => starts,
+        }
     }
 
     /// Reads the starts in a `provenance.json`, oldest first.

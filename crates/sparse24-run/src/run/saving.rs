@@ -52,7 +52,8 @@ impl Run {
         )?;
         self.saver.begin(checkpoint, self.retention(), self.metrics.syncer()?)?;
         self.saved = Some(step);
-        Ok(())
+        // After the save began: it is completed in any case.
+        self.metrics.check_place()
     }
 
     /// The last checkpoint of a sparse phase, its 2:4 model, is always kept.

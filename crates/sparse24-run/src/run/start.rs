@@ -7,12 +7,12 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{RunData, data_of, new_trainer, record_scan, run_config},
+    components::{RunData, data_of, new_trainer, record_scan, run_config, vocabulary},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
-    metrics::lowest_loss,
+    metrics::best,
     plans,
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
@@ -81,7 +81,10 @@ impl Run {
                 not find it; open it with open_dataset";
             return Err(Error::setting("data", problem));
         }
-        let mut trainer = new_trainer(&config, config.model.vocabulary(data.vocabulary()))?;
+        let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
+        let table = initial.and_then(|weights| weights.iter().find(table));
+        let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
+        let mut trainer = new_trainer(&config, vocabulary(&config, &data, rows))?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
@@ -168,25 +171,35 @@ impl Run {
             allow.extend(changed.keys().cloned());
         }
         // The process may have died before a checkpoint had what an earlier resume changed.
-        let earlier = Provenance::all_changed(&directory.provenance())?.into_iter();
-        let earlier = earlier.filter(|(key, value)| decided(&config, key).as_ref() == Some(value));
+        let starts = Provenance::readable(&directory.provenance())?;
+        let earlier: BTreeMap<_, _> = starts.into_iter().flat_map(|start| start.changed).collect();
+        let earlier = earlier
+            .into_iter()
+            .filter(|(key, value)| decided(&config, key).as_ref() == Some(value));
         allow.extend(earlier.map(|(key, _)| key));
         announce(&config);
         let data = data_of(directory.path(), &config)?;
-        let mut trainer = new_trainer(&config, config.model.vocabulary(data.vocabulary()))?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
-            let advice = format!(
-                "restore it, or continue from the one before it with `sparse24 resume {} \
-                    --fall-back`",
-                path.display()
-            );
+            let advice = match latest.checkpoint {
+                Some(_) => format!(
+                    "restore it, or continue from the one before it with `sparse24 resume {} \
+                        --fall-back`",
+                    path.display()
+                ),
+                None => "no other is intact either: restore one, or start a new run".to_owned(),
+            };
             return Err(Error::file(
                 path,
                 format!("its newest checkpoint is damaged ({error}); {advice}"),
             ));
         }
+        let rows = latest.checkpoint.as_deref();
+        let rows =
+            rows.map(|path| checkpoint::rows(path, config.model.token_table())).transpose()?;
+        let vocabulary = vocabulary(&config, &data, rows.unwrap_or(0));
+        let mut trainer = new_trainer(&config, vocabulary)?;
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest
             .refused
@@ -194,6 +207,7 @@ impl Run {
             .map(|(_, error)| format!("skipped a damaged checkpoint: {error}"))
             .collect();
         let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
+        let mut measured_anew_after = None;
         let initial = match latest.checkpoint {
             Some(path) => {
                 let checkpoint = checkpoint::load(&path)?;
@@ -202,6 +216,9 @@ impl Run {
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
+                if !identity::measure_alike(&checkpoint.state, &now)? {
+                    measured_anew_after = Some(checkpoint.state.step);
+                }
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
@@ -234,11 +251,10 @@ impl Run {
             }
             None => {
                 let metrics = directory.metrics();
-                let last = if disk::exists(&metrics) {
-                    MetricsLog::read(&metrics)?.last().map_or(0, |last| last.step)
-                } else {
-                    0
-                };
+                let mut last = 0;
+                if disk::exists(&metrics) {
+                    MetricsLog::salvage(&metrics, |metrics| last = metrics.step)?;
+                }
                 // A save is logged when it is complete, and the second one starts only then.
                 let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
                 if due.nth(1).is_some() || last > 0 && Log::reports_save(&directory.log()) {
@@ -249,7 +265,8 @@ impl Run {
                     return Err(Error::file(path, problem));
                 }
                 if last > 0 {
-                    let kept = MetricsLog::set_aside(&directory.metrics())?;
+                    let (aside, kept) = disk::numbered(&metrics);
+                    disk::rename(&metrics, &aside)?;
                     notices.push(format!("the metrics of {last} steps are kept as {kept}"));
                 }
                 Initial::Random
@@ -275,6 +292,7 @@ impl Run {
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
+        notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
         if last < step {
             notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
         }
@@ -287,9 +305,18 @@ impl Run {
         let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
         if finished.is_none() {
             let start = Provenance::of_start(&trainer.backend().device(), initial);
-            Provenance { changed, ..start }.record(&directory.provenance())?;
+            let start = Provenance { changed, measured_anew_after, ..start };
+            if let Some(kept) = start.record(&directory.provenance())? {
+                notices.push(format!("provenance.json was damaged; it is kept as {kept}"));
+            }
         }
         let run = &config.run;
+        if run.keep_best && measured_anew_after.is_some() {
+            notices.push(format!(
+                "evaluations measure something else from here on, so the best checkpoint is that \
+                    of a step after {step}"
+            ));
+        }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
         let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It changes no result, so a reference that has moved must not prevent a resume.
@@ -306,7 +333,8 @@ impl Run {
             log.line(notice)?;
         }
         let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
-        let mut run = Self { notices, saved, former_ends, skipped, flip_counts, ..run };
+        let best = best(&before, run.path())?;
+        let mut run = Self { best, notices, saved, former_ends, skipped, flip_counts, ..run };
         (run.reference, run.finished) = (reference, finished);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
@@ -331,7 +359,6 @@ impl Run {
             config.run.spike_window,
             before.iter().map(|metrics| metrics.loss),
         );
-        let best = lowest_loss(before);
         let ahead =
             data.is_on_disk().then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
         Self {
@@ -350,7 +377,7 @@ impl Run {
             pending: None,
             skipped: 0,
             spikes,
-            best,
+            best: None,
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,

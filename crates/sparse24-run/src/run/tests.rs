@@ -76,9 +76,9 @@ fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
         assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{end} bytes");
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
     }
-    assert_eq!(MetricsLog::resume(&path, 0).unwrap().1, Cut { last: None, lines: 4 });
+    assert_eq!(MetricsLog::resume(&path, 0).unwrap().1, Cut { last: None, lines: 4, damage: None });
     fs::remove_file(&path).unwrap();
-    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: None, lines: 0 });
+    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: None, lines: 0, damage: None });
 }
 
 #[test]

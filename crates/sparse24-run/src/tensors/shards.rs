@@ -70,8 +70,9 @@ impl Shards {
         self.files.iter().map(|file| file.size as u64).sum()
     }
 
-    /// The files of the folder that go with the weights: all but hidden ones and other weights.
-    pub(crate) fn companions(&self) -> Result<Vec<PathBuf>, Error> {
+    /// The files of the folder that go with the weights, and the names of what does not: folders,
+    /// hidden files and other weights.
+    pub(crate) fn companions(&self) -> Result<(Vec<PathBuf>, Vec<String>), Error> {
         const OTHERS: [&str; 11] = [
             "safetensors",
             "bin",
@@ -85,8 +86,8 @@ impl Shards {
             "npz",
             "ot",
         ];
-        let Some(folder) = &self.folder else { return Ok(Vec::new()) };
-        let mut found = Vec::new();
+        let Some(folder) = &self.folder else { return Ok(Default::default()) };
+        let (mut found, mut left_out) = (Vec::new(), Vec::new());
         for name in disk::names(folder)? {
             let path = folder.join(&name);
             let is_hidden = name.as_encoded_bytes().starts_with(b".");
@@ -95,10 +96,13 @@ impl Shards {
             if path.is_file() && !is_hidden && !is_weights {
                 check_inside(&path)?;
                 found.push(path);
+            } else if !self.files.iter().any(|file| file.path == path) {
+                left_out.push(name.to_string_lossy().into_owned());
             }
         }
         found.sort();
-        Ok(found)
+        left_out.sort();
+        Ok((found, left_out))
     }
 }
 
@@ -122,6 +126,7 @@ pub(crate) fn check_inside(path: &Path) -> Result<(), Error> {
 /// Opens the files that an index names, whose tensors are those that it lists.
 fn read_index(index: &Path) -> Result<Vec<TensorFile>, Error> {
     #[derive(Deserialize)]
+    #[serde(expecting = "an object with weight_map")]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
@@ -136,7 +141,7 @@ fn read_index(index: &Path) -> Result<Vec<TensorFile>, Error> {
     let (mut files, mut headers, mut size) = (Vec::new(), 0, 0);
     for name in weight_map.values().collect::<BTreeSet<_>>() {
         let is_name = Path::new(name).file_name().is_some_and(|file| file == name.as_str());
-        if !is_name || !name.ends_with(".safetensors") {
+        if !is_name || !name.ends_with(".safetensors") || name.contains(char::is_control) {
             let expected = "expected the name of a .safetensors file in its folder";
             return refuse(format!("places a tensor in {name:?}, {expected}"));
         }
@@ -220,6 +225,9 @@ mod tests {
             (in_file("../z.safetensors"), "\"../z.safetensors\", expected the name of a"),
             (in_file(there.to_str().unwrap()), "expected the name of a .safetensors file"),
             (in_file("sub/x.safetensors"), "expected the name of a .safetensors file"),
+            (in_file("x\\u0000.safetensors"), "places a tensor in \"x\\0.safetensors\", expected"),
+            (in_file("x\\n.safetensors"), "places a tensor in \"x\\n.safetensors\", expected"),
+            ("7".to_owned(), "expected an object with weight_map"),
             (in_file(""), "places a tensor in \"\", expected the name"),
             (in_file("pytorch_model.bin"), "expected the name of a .safetensors file"),
             (in_file("gone.safetensors"), "gone.safetensors: does not exist, expected a file that"),

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-use crate::support::{Place, TINY};
+use crate::support::{Place, SAVED, TINY};
 
 /// Tensors by name: type, shape and bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -63,6 +63,66 @@ fn the_tokenizer_is_chosen_only_for_vocabulary_sizes_of_gpt2() {
     place.answer("sample run512 --tokens 50 --top-k 512");
 }
 
+/// `sparse24_run::interchange` tests what is compared.
+#[test]
+fn a_folders_own_tokenizer_is_not_replaced() {
+    let place = Place::trained("--set data.tokenizer=byte");
+    place.answer("export run hf");
+    assert!(!place.answer("import hf known").contains("tokenizer"));
+    assert!(place.path("known/tokenizer.json").exists());
+    place.edit("hf/tokenizer.json", "\"a\":97", "\"a\":98");
+    place.edit("hf/tokenizer.json", "\"b\":98", "\"b\":97");
+    assert!(place.answer("import hf other").contains("tokenizer is neither gpt2 nor byte"));
+    assert!(!place.path("other/tokenizer.json").exists());
+    for (line, pattern) in [
+        ("sample other", "other has no tokenizer.json*token ids"),
+        ("eval other --data text", "text: is text, which this model has no tokenizer for"),
+        (
+            &format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new"),
+            "hf: has a tokenizer that is neither gpt2 nor byte*shards",
+        ),
+    ] {
+        place.refuses(line, 3, pattern);
+    }
+    assert!(!place.answer("import hf named --tokenizer byte").contains("tokenizer"));
+    fs::remove_file(place.path("hf/tokenizer.json")).unwrap();
+    let remark = "tokenizer byte, assumed from the vocabulary of 256";
+    assert!(place.answer("import hf assumed").contains(remark));
+    let line = format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new");
+    assert!(place.notes(&line).contains(remark));
+}
+
+/// The table of tokens may have more rows than there are tokens, also at a resume.
+#[test]
+fn a_padded_model_trains() {
+    let place = place();
+    let mut padded = tensors(&place, "gpt2");
+    let (_, shape, data) = padded.get_mut("transformer.wte.weight").unwrap();
+    shape[0] = 32;
+    data.resize(32 * 16 * 4, 0);
+    write_tensors(&place, "gpt2", &padded);
+    place.edit("gpt2/config.json", "\"vocab_size\": 27", "\"vocab_size\": 32");
+    let notes = place.notes(&format!("train {TINY} {SAVED} --init-from gpt2 --out padded"));
+    for remark in ["all biases are zero, so the model has none", "the text is read as char ids"] {
+        assert!(notes.contains(remark), "{notes}");
+    }
+    place.repeats("padded");
+    let bytes = place.model("padded", 12);
+    let table = SafeTensors::deserialize(&bytes).unwrap().tensor("wte.weight").unwrap().shape()[0];
+    assert_eq!(table, 32);
+    place.answer("eval padded");
+    place.answer("sample padded --tokens 20 --top-k 32");
+    place.answer("export padded back");
+    assert_eq!(place.value("back/config.json")["vocab_size"], 32);
+    place.answer(&format!("train {TINY} --init-from padded --out more"));
+    // Biases of zeros are weights where they are asked for.
+    let line = format!("train {TINY} --set run.keep_last=9 --set model.bias=true --init-from gpt2");
+    let notes = place.notes(&format!("{line} --out biased"));
+    assert!(!notes.contains("biases"), "{notes}");
+    let bytes = place.model("biased", 0);
+    assert!(SafeTensors::deserialize(&bytes).unwrap().tensor("ln_f.bias").is_ok());
+}
+
 #[test]
 fn an_exported_model_is_imported_with_the_same_weights() {
     let place = place();
@@ -114,7 +174,11 @@ fn a_sparse_checkpoint_of_a_run_that_ends_dense_is_exported_as_2_4() {
         Some("exported step 10, the dense weights of a sparse phase, to values")
     );
     let (_, err) = place.exits("verify values/model.safetensors --include mlp.*weight", 1);
-    assert!(err.contains("4 of 4"), "dense values are not 2:4: {err}");
+    assert!(err.contains("4 of 4") && !err.contains("export"), "not 2:4: {err}");
+    for path in ["", "/model.safetensors"] {
+        let (_, err) = place.exits(&format!("verify run/checkpoints/step-00000010{path}"), 1);
+        assert!(err.contains("`sparse24 export` writes the 2:4 model"), "{err}");
+    }
 }
 
 #[test]
@@ -123,14 +187,19 @@ fn impossible_exports_and_imports_are_refused() {
     let more = "--set model.activation=geglu --out gated";
     let answer = place.answer(&format!("train {TINY} {more}"));
     assert!(answer.ends_with("next            sparse24 sample gated\n"), "{answer}");
-    fs::create_dir(place.path("llama")).unwrap();
-    place.write("llama/config.json", r#"{"model_type":"llama","hidden_size":64}"#);
+    for (folder, config) in
+        [("llama", r#"{"model_type":"llama","hidden_size":64}"#), ("seven", "7")]
+    {
+        fs::create_dir(place.path(folder)).unwrap();
+        place.write(&format!("{folder}/config.json"), config);
+    }
     for (line, code, pattern) in [
         ("export run gpt2", 3, "gpt2: *empty folder"),
         ("export run text", 3, "text: *empty folder"),
         ("export run text/out", 4, "cannot create text*os error"),
         ("export gated out", 3, "gated: model.activation: *gated*gelu or gelu-erf"),
         ("import llama new", 3, "llama/config.json: model_type is \"llama\"*\"gpt2\""),
+        ("import seven new", 3, "seven/config.json: *`7`, expected an object with model_type"),
         ("import nowhere new", 3, "nowhere: does not exist*config.json*model.safetensors"),
         ("import gpt2 run", 3, "run: *empty run directory*resume"),
         ("import gpt2 text", 3, "text: *is a file"),
@@ -182,7 +251,7 @@ fn a_run_starts_with_given_weights() {
         ("data.tokenizer=byte", "run", "run: data.tokenizer=\"byte\"*have \"char\""),
         ("data.tokenizer=byte", "gpt2", "gpt2: has a vocabulary of 27 tokens*256"),
         ("data.path=other", "run", "run: was trained with other characters"),
-        ("method.name=half", "run", "run: model.d_ff=16, the initial weights have 32"),
+        ("method.name=half", "run", "run: the method half has a d_ff of 16, the initial weights"),
         ("seed=1", "nowhere", "nowhere: does not exist*model.safetensors"),
         ("seed=1", "folder", "folder/config.json: does not exist"),
     ] {

@@ -1,6 +1,6 @@
 //! `sparse24 resume`: after kills, after damage and after changes, and its refusals.
 
-use std::fs;
+use std::{fs, process::Stdio, thread, time::Duration};
 
 use serde_json::json;
 
@@ -100,6 +100,7 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
     assert!(place.saved("run", 12) == end && place.timeless("run") == metrics);
     [4, 8, 10, 12].into_iter().for_each(damage);
     place.refuses("resume run --fall-back", 3, "run: *checkpoint*new run");
+    place.refuses("resume run", 3, "run: *newest checkpoint is damaged*no other is intact*new run");
 }
 
 #[test]
@@ -326,6 +327,9 @@ fn old_checkpoints_are_removed_unless_asked_for_or_the_last_sparse_one() {
         let names: Vec<_> = kept.iter().map(|step| format!("step-{step:08}")).collect();
         assert_eq!(place.checkpoints(run), names, "{run}");
     }
+    // Given weights are saved before the first step, which is no multiple to keep.
+    place.train("given", "--init-from phases --checkpoint-every 6 --set run.keep_every=6");
+    assert!(!place.checkpoints("given").contains(&"step-00000000".to_owned()));
 }
 
 /// The validation loss rises, since the validation split is another text.
@@ -353,12 +357,123 @@ fn the_best_checkpoint_is_kept_if_asked_for() {
     place.refuses("sample newest --best", 3, "newest: *no checkpoint of step*run.keep_best");
 }
 
+/// Losses that were measured differently are not compared.
+#[test]
+fn the_best_checkpoint_starts_anew_when_evaluations_change() {
+    let place = Place::new();
+    place.write("text", ["ab".repeat(1800), "aabb".repeat(100)].concat());
+    place.write("other", ["ab".repeat(1800), "bbaa".repeat(100)].concat());
+    for (at, change) in [
+        "data.path=other",
+        "data.validation_share=0.2 --allow data",
+        "run.eval_tokens=24",
+        "seed=9",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = format!("run{at}");
+        let settings = "--set run.eval_every=1 --set run.keep_best=true --method dense";
+        place.train(&run, settings);
+        let notes = place.notes(&format!("resume {run} --set {change} --set steps=14"));
+        assert!(notes.contains("the best checkpoint is that of a step after 12"), "{notes}");
+        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
+        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
+        place.answer(&format!("resume {run} --set steps=15"));
+        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
+        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
+    }
+}
+
+/// Somebody removes or replaces what a run writes.
+#[cfg(unix)]
+#[test]
+fn files_that_are_lost_meanwhile_are_an_error() {
+    let place = Place::new();
+    for what in ["removed", "replaced", "folder"] {
+        let (run, output) = attempts(|attempt| {
+            let run = format!("{what}-{attempt}");
+            let line = format!("train {TINY} {LONG} --checkpoint-every 100 --out {run}");
+            let child = reached(&place, &line, &run, 20)?;
+            let metrics = place.path(&run).join("metrics.jsonl");
+            match what {
+                "removed" => fs::remove_file(metrics).unwrap(),
+                "replaced" => {
+                    fs::copy(&metrics, place.path("copy")).unwrap();
+                    fs::rename(place.path("copy"), metrics).unwrap();
+                }
+                _ => fs::rename(place.path(&run), place.path("aside")).unwrap(),
+            }
+            if what == "folder" {
+                fs::remove_dir_all(place.path("aside")).unwrap();
+            }
+            Some((run, child.wait_with_output().unwrap()))
+        });
+        let (out, err) = (&output.stdout, String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(3), "{what}: {err}");
+        assert!(out.is_empty() && err.contains("metrics.jsonl: was removed or replaced"), "{err}");
+        if what != "folder" {
+            let notes = place.notes(&format!("resume {run}"));
+            assert!(notes.contains("resumed after step 100"), "{notes}");
+        }
+    }
+}
+
+/// A run goes on in its directory, wherever that is; the summary names what is there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_whose_directory_moves_meanwhile_is_finished() {
+    let place = Place::new();
+    let (moved, output) = attempts(|attempt| {
+        let (run, moved) = (format!("run-{attempt}"), format!("moved-{attempt}"));
+        let mut command = place.command(&format!("train {TINY} {LONG} --out {run}"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while lines(&place, &run) < 20 {
+            if child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        fs::rename(place.path(&run), place.path(&moved)).unwrap();
+        Some((moved, child.wait_with_output().unwrap()))
+    });
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(output.status.success() && err.contains("the run directory was moved"), "{err}");
+    assert!(out.starts_with("validation loss") && out.lines().count() == 1, "{out}");
+    assert_eq!(place.metrics(&moved).len(), 600);
+    place.answer(&format!("eval {moved}"));
+}
+
+/// Damage that is more than the half line of a kill.
+#[test]
+fn damaged_metrics_are_kept_and_readable_lines_go_on() {
+    let place = Place::trained(SAVED);
+    let metrics = place.read("run/metrics.jsonl");
+    let lines: Vec<_> = metrics.split_inclusive('\n').collect();
+    let rows = [
+        ("\0".repeat(3 << 20) + &lines[6..10].concat(), "line 1 ", vec![8, 9, 10]),
+        (metrics.replacen("\"loss\"", "\"lots\"", 1), "line 1 ", (2..=10).collect()),
+        ([lines[0], lines[0], lines[1]].concat(), "step 1 follows step 1", vec![1, 2]),
+        ("{}\n{}\n".to_owned(), "missing field", Vec::new()),
+    ];
+    for (number, (damaged, problem, readable)) in (1..).zip(rows) {
+        place.rewind("run", [12]);
+        place.write("run/metrics.jsonl", &damaged);
+        let notes = place.notes("resume run");
+        let name = format!("metrics.{number}.jsonl");
+        let is_said = |line: &str| line.contains(problem) && line.contains(&name);
+        assert!(notes.lines().any(is_said), "{notes}");
+        assert!(place.read("run/log.txt").contains(&name));
+        assert_eq!(place.read(&format!("run/{name}")), damaged);
+        let steps = place.metrics("run").into_iter().map(|line| line["step"].as_u64().unwrap());
+        assert!(steps.eq(readable.into_iter().chain([11, 12])), "{damaged}");
+    }
+}
+
 #[test]
 fn a_damaged_file_of_a_run_is_named_or_repaired() {
     let place = Place::trained("");
     let metrics = place.read("run/metrics.jsonl");
-    place.write("run/metrics.jsonl", "{\"step\": 1}\n{}\n");
-    place.refuses("resume run", 3, "run/metrics.jsonl: *line 1*`phase`");
     // A kill may leave half a line.
     place.write("run/metrics.jsonl", format!("{metrics}{{\"step\":13,\"ph"));
     place.answer("resume run");
@@ -371,8 +486,22 @@ fn a_damaged_file_of_a_run_is_named_or_repaired() {
         assert!(notes.contains("tokenizer.json"), "{notes}");
         assert_eq!(place.read("run/tokenizer.json"), whole);
     }
-    place.write("run/provenance.json", "{}");
-    place.refuses("resume run --allow run", 3, "run/provenance.json: *");
+    for (number, damage) in (1..).zip(["", "{}"]) {
+        place.write("run/provenance.json", damage);
+        let notes = place.notes("resume run --allow run");
+        let kept = format!("provenance.{number}.json");
+        assert!(notes.contains(&format!("it is kept as {kept}")), "{notes}");
+        assert_eq!(place.read(&format!("run/{kept}")), damage);
+        assert_eq!(place.value("run/provenance.json").as_array().unwrap().len(), 1);
+    }
+    // Where the clock does not move, the speed is not a number.
+    place.rewind("run", [12]);
+    let (speed, rest) = metrics.split_once("\"tokens_per_s\":").unwrap();
+    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || ".e+".contains(c));
+    place.write("run/metrics.jsonl", format!("{speed}\"tokens_per_s\":null{rest}"));
+    place.answer("resume run");
+    assert_eq!(place.metrics("run").len(), 12);
+    place.answer("report run");
 }
 
 /// Settings that did not exist yet are absent.

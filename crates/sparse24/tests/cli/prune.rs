@@ -119,11 +119,16 @@ fn filters_choose_the_tensors_and_quiet_leaves_the_summary() {
 fn a_model_in_several_files_is_pruned_like_one() {
     let place = place();
     place.shard("in", "model", ".0.");
-    for (name, contents) in
-        [("config.json", "{}"), ("pytorch_model.bin", "dense"), (".git", ""), ("vocab.txt", "a")]
-    {
+    for (name, contents) in [
+        ("config.json", "{}"),
+        ("pytorch_model.bin", "dense"),
+        (".git", ""),
+        ("vocab.txt", "a"),
+        ("old.safetensors", "old"),
+    ] {
         place.write(&format!("model/{name}"), contents);
     }
+    fs::create_dir(place.path("model/1_Pooling")).unwrap();
     let before = place.tree("model");
     place.answer("prune in one --mask row");
     let one = fs::read(place.path("one")).unwrap();
@@ -133,7 +138,8 @@ fn a_model_in_several_files_is_pruned_like_one() {
         assert_lists(&listed, &["pruned   h.1.mlp.weight*", &format!("2 tensors pruned*: {out}")]);
         place.answer(&format!("verify {out} --mask row --quiet"));
         let after = place.tree(out);
-        let left_out = ["pytorch_model.bin", ".git"];
+        let left_out = [".git", "1_Pooling", "old.safetensors", "pytorch_model.bin"];
+        assert_lists(&listed, &[&format!("left out: {}", left_out.join(", "))]);
         let names = before.keys().filter(|name| !left_out.iter().any(|out| name.ends_with(out)));
         assert!(names.eq(after.keys()), "{:?}", after.keys());
         let mut tensors = 0;
@@ -173,6 +179,7 @@ fn unusable_files_and_arguments_are_refused() {
         ("prune cut out --mask row", 3, "cut: *tensor `"),
         ("prune in out --mask row --strict", 3, "in: --strict: 1 matrix cannot be pruned*`odd."),
         ("prune in in --mask row", 3, "in: is the input"),
+        ("prune in text --mask row", 3, "text: exists and is not a safetensors file"),
         ("prune in folder --mask row", 3, "folder: is a folder"),
         ("prune in nowhere/out --mask row", 4, "cannot write nowhere/out"),
         ("prune in out --mask row --include bias", 3, "in: *row-wise"),
@@ -209,7 +216,7 @@ fn only_a_regular_file_is_replaced_and_links_are_followed() {
     place.answer("prune in out --mask row");
     let expected = fs::read(place.path("out")).unwrap();
     fs::create_dir(place.path("folder")).unwrap();
-    place.write("folder/old", "old");
+    fs::copy(place.path("in"), place.path("folder/old")).unwrap();
     for (link, target) in [("to-old", "folder/old"), ("to-new", "folder/new")] {
         symlink(target, place.path(link)).unwrap();
         place.answer(&format!("prune in {link} --mask row"));

@@ -181,6 +181,24 @@ fn threads_that_cannot_be_started_are_refused() {
     place.refuses_command(command, 4, "backend.threads: *64");
 }
 
+/// Threads reserve much address space, little of which is ever memory.
+#[cfg(target_os = "linux")]
+#[test]
+fn too_little_address_space_is_refused() {
+    let place = Place::new();
+    let command = |line: &str| {
+        let script = format!("ulimit -v 200000 && exec \"$0\" {line}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+        command
+    };
+    let train = "train --set backend.threads=2 --steps 2 --set optimizer.warmup_steps=0 --out new";
+    place.refuses_command(command(train), 2, "needs*`ulimit -v`*threads");
+    let output = command("estimate").env("RAYON_NUM_THREADS", "2").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("too little: the run needs"), "{text}");
+}
+
 #[test]
 #[cfg(unix)]
 fn a_data_path_that_is_not_utf8_is_refused() {

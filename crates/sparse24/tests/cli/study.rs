@@ -139,6 +139,40 @@ fn a_loss_that_is_not_finite_ends_a_run_and_is_a_result() {
     }
 }
 
+/// A missing or damaged file is named, with the remedy, and nothing is computed without it.
+#[test]
+fn damaged_members_are_named() {
+    let place = place();
+    place.answer(&line("--out s"));
+    let again = "*to train it again";
+    for (file, damage, pattern) in [
+        ("study.toml", "x = [".to_owned(), "s/study.toml: *unclosed array"),
+        (
+            "fst/seed-2/metrics.jsonl",
+            place
+                .read("s/fst/seed-2/metrics.jsonl")
+                .lines()
+                .skip(1)
+                .map(|l| l.to_owned() + "\n")
+                .collect(),
+            "s/fst/seed-2/metrics.jsonl: lacks step 1 before step 2",
+        ),
+        ("fst/seed-2/metrics.jsonl", "{}\n{}\n".to_owned(), "s/fst/seed-2/metrics.jsonl: *line 1"),
+    ] {
+        let (name, whole) = (format!("s/{file}"), place.read(&format!("s/{file}")));
+        place.write(&name, damage);
+        let again = if file == "study.toml" { "" } else { again };
+        let code = if file == "study.toml" { 2 } else { 3 };
+        place.refuses(&line("--out s"), code, &format!("{pattern}{again}"));
+        place.write(&name, whole);
+    }
+    place.write("s/fst/seed-2/provenance.json", "");
+    place.answer(&line("--out s"));
+    fs::remove_file(place.path("s/strong/seed-3/config.toml")).unwrap();
+    let (_, err) = place.exits(&line("--out s"), 3);
+    assert!(is_like(&err, &format!("error: s/strong/seed-3: *config.toml{again}")), "{err}");
+}
+
 /// The tests of `sparse24_lab::study` have every reason.
 #[test]
 fn impossible_studies_are_refused_before_anything_runs() {
