@@ -183,7 +183,7 @@ impl MetricsLog {
             }
         }
         if lines > 0 {
-            rewrite(path, path, end, &[])?;
+            rewrite(path, end, &[])?;
         }
         Ok((
             Self {
@@ -196,17 +196,19 @@ impl MetricsLog {
         ))
     }
 
-    /// Keeps a damaged file under another name, and leaves only its readable lines.
+    /// Renames a damaged file, and writes its readable lines again; of a file too large to be
+    /// metrics, perhaps of holes without end, those before the damage.
     fn mend(path: &Path) -> Result<String, Error> {
         let (kept, name) = disk::numbered(path);
-        rewrite(path, &kept, u64::MAX, &[])?;
-        let mut lines = Lines::open(path)?;
+        disk::rename(path, &kept)?;
+        let (mut lines, (_, size)) = (Lines::open(&kept)?, disk::open(&kept)?);
         disk::replace(path, |new| {
             loop {
                 match lines.next() {
                     Ok(Some(_)) => new.write(&lines.line)?,
                     Ok(None) => return Ok(()),
-                    Err(Error::File { .. }) => {}
+                    Err(Error::File { .. }) if size <= LARGEST_MENDED => {}
+                    Err(Error::File { .. }) => return Ok(()),
                     Err(error) => return Err(error),
                 }
             }
@@ -236,7 +238,7 @@ impl MetricsLog {
         line.push(b'\n');
         match self.last {
             Some((step, begin)) if step == metrics.step => {
-                rewrite(&self.path, &self.path, begin, &line)?;
+                rewrite(&self.path, begin, &line)?;
                 self.file = disk::open_as(&self.path, As::Appended)?;
                 self.end = begin;
             }
@@ -322,14 +324,13 @@ pub struct Salvage {
     pub first: usize,
 }
 
-/// Writes the first `keep` bytes of one file, and a tail, in the place of another, which may be the
-/// same.
-fn rewrite(from: &Path, to: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
-    let (file, _) = disk::open(from)?;
+/// Replaces the bytes after the first `keep`.
+fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
+    let (file, _) = disk::open(path)?;
     let mut kept = BufReader::new(file.take(keep));
-    disk::replace(to, |new| {
+    disk::replace(path, |new| {
         loop {
-            let piece = kept.fill_buf().map_err(|e| Error::io("read", from, e))?;
+            let piece = kept.fill_buf().map_err(|e| Error::io("read", path, e))?;
             if piece.is_empty() {
                 return new.write(tail);
             }
@@ -339,6 +340,9 @@ fn rewrite(from: &Path, to: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> 
         }
     })
 }
+
+/// Largest damaged file that is read to its end.
+const LARGEST_MENDED: u64 = 1 << 30;
 
 /// Longest line, enough for ten thousand layers.
 const LONGEST_LINE: u64 = 1 << 20;
