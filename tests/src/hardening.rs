@@ -9,6 +9,7 @@ mod config;
 mod document;
 mod interchange;
 mod metrics;
+mod tasks;
 pub mod tensors;
 mod tokens;
 
@@ -62,6 +63,7 @@ targets! {
     tokenizer_file: tokens { tokenizer, tokenizer_seeds, tokenizer_variants },
     corpus_text: tokens { corpus, corpus_seeds, corpus_variants },
     metrics_log: metrics { log, log_seeds, log_variants },
+    task_examples: tasks { examples, examples_seeds, examples_variants },
 }
 
 /// The most bytes that a loader may hold at a time for an input of this many bytes.
