@@ -18,13 +18,27 @@ pub struct Hooked {
     inner: Box<dyn Backend>,
     state: StepState,
     hook: Hook,
+    flips: fn(u64) -> u64,
+    distance: fn(f64) -> f64,
 }
 
 impl Hooked {
     /// Puts `hook` in place of `inner`'s operations.
     #[must_use]
     pub fn new(inner: Box<dyn Backend>, hook: Hook) -> Box<Self> {
-        Box::new(Self { inner, state: StepState::default(), hook })
+        let state = StepState::default();
+        Box::new(Self { inner, state, hook, flips: |count| count, distance: |sum| sum })
+    }
+
+    /// Puts these functions of its flip counts and L1 distances in place of `inner`'s.
+    #[must_use]
+    pub fn distances(
+        inner: Box<dyn Backend>,
+        flips: fn(u64) -> u64,
+        distance: fn(f64) -> f64,
+    ) -> Box<Self> {
+        let sound = Self::new(inner, Box::new(|backend, _, op| backend.execute(op)));
+        Box::new(Self { flips, distance, ..*sound })
     }
 }
 
@@ -115,11 +129,11 @@ impl Backend for Hooked {
     }
 
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error> {
-        self.inner.flip_count(a, b)
+        self.inner.flip_count(a, b).map(self.flips)
     }
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
-        self.inner.l1_distance(a, b)
+        self.inner.l1_distance(a, b).map(self.distance)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

@@ -3,8 +3,8 @@
 use crate::{
     Error,
     backend::{
-        BackendEntry, Region, ShapeOnly,
-        op::{GradNorm, OptimizerStep},
+        Backend, BackendEntry, Op, Region, ShapeOnly,
+        op::{DenseOp, GradNorm, Gradient, OptimizerStep, Weight},
     },
     trainer::{Allocated, Recipe},
 };
@@ -61,7 +61,21 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     let mut counter = ShapeOnly::new((backend.footprint)(), (backend.capabilities)());
     let allocated = Allocated::new(&mut counter, recipe)?;
     let phase = recipe.method.sparse_phase();
+    let mut sparse_flops = 0.0;
+    let mut watch = |_: &mut dyn Backend, op: &Op<'_>| {
+        let is_sparse = match op {
+            Op::Dense(DenseOp::LinearForward(op)) => matches!(op.weight, Weight::Pruned(_)),
+            Op::Dense(DenseOp::LinearDgrad(op)) => {
+                matches!(op.weight, Weight::Pruned(_)) && phase.has_sparse_dgrad()
+            }
+            Op::Dense(DenseOp::LinearWgrad(op)) => matches!(op.dz, Gradient::Sampled(_)),
+            _ => false,
+        };
+        sparse_flops += if is_sparse { op.flops() } else { 0.0 };
+        Ok(())
+    };
     let mut pass = recipe.pass(&mut counter, &phase);
+    pass.watch = Some(&mut watch);
     allocated.model.train(&mut pass)?;
     let (table, decay) = (allocated.sparse_table, recipe.method.decay);
     pass.run(GradNorm { table })?;
@@ -91,7 +105,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         overhead_bytes: (backend.footprint)().overhead(),
         tokens_per_step: recipe.tokens_per_step(),
         flops_per_step: micro_steps * counter.flops,
-        sparse_share: counter.sparse_flops / counter.flops,
+        sparse_share: sparse_flops / counter.flops,
         checkpoint_bytes: parameters.saturating_mul(12).saturating_add(masks),
     })
 }

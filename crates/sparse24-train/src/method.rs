@@ -160,6 +160,13 @@ impl Phase {
         if self.forward == WeightOperand::Dense { PhaseKind::Dense } else { PhaseKind::Sparse }
     }
 
+    /// Whether dgrad's operand is 2:4. It contracts rows: a row-wise mask does not make it so, and
+    /// a permuted one only in another order of rows; both are multiplied densely.
+    #[must_use]
+    pub fn has_sparse_dgrad(&self) -> bool {
+        self.dgrad == DgradOperand::AsForward && self.mask() == Some(MaskKind::Transposable)
+    }
+
     /// Latest possible last optimizer step of the phase.
     #[must_use]
     pub fn last_step(&self, steps: u32) -> u32 {

@@ -115,6 +115,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
     );
+    let [sparse, dense] = recipe.method.sparse_phase().product_words();
+    if !sparse.is_empty() && !dense.is_empty() {
+        say!("             2:4 in {sparse}; dense in {dense}");
+    }
     let Some(Time { gflops_measured, seconds_per_step, seconds }) = report.time else {
         return Ok(());
     };

@@ -21,7 +21,7 @@ use sparse24_run::{
         StepMetrics, Summary, open_dataset, open_dataset_with,
     },
 };
-use sparse24_train::{method::PhaseKind, model::ModelSpec};
+use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::Configure,
@@ -236,10 +236,16 @@ fn note_start(run: &Run, config: &Config) {
              says otherwise",
         );
     }
-    let mut products = String::new();
-    if recipe.method.phases.iter().any(|phase| phase.kind() == PhaseKind::Sparse) {
-        products = format!("; sparse products are {}", device.sparse_products);
-    }
+    let products = match recipe.method.sparse_phase().product_words() {
+        [sparse, _] if sparse.is_empty() => String::new(),
+        [_, dense] if dense.is_empty() => {
+            format!("; sparse products are {}", device.sparse_products)
+        }
+        [sparse, dense] => {
+            let how = device.sparse_products;
+            format!("; sparse products ({sparse}) are {how}; the others ({dense}) are dense")
+        }
+    };
     note(format_args!("{} ({}){products}", device.backend, device.description));
     let mut overrides = config.overrides().join(" ");
     if !overrides.is_empty() {

@@ -55,6 +55,28 @@ fn half_has_half_the_multiplications_of_the_feed_forward() {
     }
 }
 
+/// Only a transposable mask makes dgrad 2:4. The three products of a layer cost the same; each
+/// share is a quotient of exact integers, rounded once.
+#[test]
+fn the_share_of_sparse_products_has_those_that_are_2_4() {
+    let share = |name| estimate(&recipe(name), &BACKENDS[0]).expect("possible").sparse_share;
+    let all = share("fst");
+    for (name, products, words) in [
+        ("dense", 0.0, ["", "forward, dgrad, wgrad"]),
+        ("ste", 2.0, ["forward, dgrad", "wgrad"]),
+        ("ste-row-wise", 1.0, ["forward", "dgrad, wgrad"]),
+        ("sr-ste", 1.0, ["forward", "dgrad, wgrad"]),
+        ("fst", 3.0, ["forward, dgrad, wgrad", ""]),
+        ("step", 1.0, ["forward", "dgrad, wgrad"]),
+        ("bi-mask", 1.0, ["forward", "dgrad, wgrad"]),
+        ("s-ste", 2.0, ["forward, wgrad", "dgrad"]),
+    ] {
+        let (found, expected) = (3.0 * share(name), products * all);
+        assert!((found - expected).abs() <= 4.0 * f64::EPSILON, "{name}: {found}, {expected}");
+        assert_eq!(recipe(name).method.sparse_phase().product_words(), words, "{name}");
+    }
+}
+
 /// The variance moves until the switch, which is where its definition says, and keeps its bits
 /// after it.
 #[test]

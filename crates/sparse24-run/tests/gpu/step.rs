@@ -1,5 +1,5 @@
-//! Single steps of fully sparse training: from the same state on the same batch, the GPU's is the
-//! CPU's with bf16 rounding.
+//! Single steps of every method: from the same state on the same batch, the GPU's is the CPU's with
+//! bf16 rounding.
 //!
 //! The bound is twice the CPU's own spread: `|gpu - bf16| <= 2 |f32 - bf16|`, Frobenius norms, a
 //! tensor at a time. Where two computations that round to bf16 at the same places sum in another
@@ -7,29 +7,34 @@
 //! two errors are as good as independent: their difference is sqrt(2) times the spread, and no
 //! more. Sampled gradients are no exception: a draw that a rounding turns is turned in the spread
 //! as well. What follows without rounding to bf16 is the same bits: masks, flips, and the weights
-//! that follow from the moments. Losses are compared by the conformance suite.
+//! that follow from the moments. The change of the variance is a sum in f64 of as many bits, in
+//! another order: rounded to f32, two such sums are at most neighbours. Losses are compared by the
+//! conformance suite.
 
-use std::thread;
+use std::{num::NonZeroU32, thread};
 
 use ndarray::ArrayView2;
-use sparse24_core::{Mask, MaskKind, flip::flip_count, search::mask_search};
+use sparse24_core::{
+    Mask, MaskKind, flip::flip_count, permute::permuted_mask, phase::Refresh, search::mask_search,
+};
 use sparse24_run::{
     config::{Config, preset},
     data::{Dataset, TokenizerKind},
 };
 use sparse24_train::{
-    backend::{Arithmetic, Backend, cpu::CpuBackend},
+    backend::{Arithmetic, Backend, Launches, cpu::CpuBackend},
+    method::{PRESETS, Phase},
     objective::Objective,
-    optim::bias_corrections,
-    trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
+    optim::{AdamVariant, bias_corrections},
+    trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer},
 };
 
-use crate::support::{drawn, embedded, on_gpu};
+use crate::support::{drawn, embedded, on_gpu, opened};
 
 /// Share of the spread.
 const BOUND: f64 = 2.0;
 
-/// Steps after which masks were searched anew.
+/// Steps after which masks were searched anew; before the last, STEP's variance has settled.
 const STOPS: [u32; 4] = [0, 50, 100, 200];
 
 type Moment = fn(&ParameterState) -> &[f32];
@@ -59,9 +64,26 @@ fn ratio(gpu: &[f32], rounded: &[f32], exact: &[f32]) -> f64 {
     if difference == 0.0 { 0.0 } else { difference / distance(exact, rounded) }
 }
 
-fn searched(state: &ParameterState) -> Mask {
-    let w = ArrayView2::from_shape(state.shape, &state.weight).expect("a matrix");
-    mask_search(w, MaskKind::Transposable).expect("tiled")
+fn matrix(state: &ParameterState) -> ArrayView2<'_, f32> {
+    ArrayView2::from_shape(state.shape, &state.weight).expect("a matrix")
+}
+
+fn searched(state: &ParameterState, kind: MaskKind) -> Mask {
+    mask_search(matrix(state), kind).expect("tiled")
+}
+
+/// The masks are those of the weights, in a sparse phase; also those of dgrad in their order.
+fn assert_masks(states: &[ParameterState], phase: &Phase, what: &str) {
+    let is_sparse = states.iter().any(|state| state.mask.is_some());
+    assert_eq!(is_sparse, phase.mask().is_some(), "masks {what}");
+    for state in states {
+        let Some((mask, kind)) = state.mask.as_ref().zip(phase.mask()) else { continue };
+        assert_eq!(*mask, searched(state, kind), "{} {what}", state.name);
+        let order = state.row_order.as_deref().unwrap_or_default();
+        let both = state.dgrad_mask.as_ref();
+        let expected = both.map(|_| permuted_mask(matrix(state), mask, order).expect("an order"));
+        assert_eq!(both, expected.as_ref(), "dgrad of {} {what}", state.name);
+    }
 }
 
 /// A run on the GPU that compares the step after each of [`STOPS`].
@@ -79,32 +101,42 @@ fn compare(gpu: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) {
         while gpu.step() < stop {
             gpu.train_step(&batches, FlipSampling::Skip).expect("finite");
         }
+        let (name, progress) = (recipe.method.name, gpu.progress().clone());
         let before = gpu.parameter_states().expect("downloads");
-        for state in &before {
-            let expected = state.mask.as_ref().map(|_| searched(state));
-            assert_eq!(state.mask, expected, "{} at step {stop}", state.name);
-        }
+        assert_masks(&before, gpu.phase(), &format!("of {name} after step {stop}"));
         let on_gpu = step(&mut gpu, &batches);
         let [on_cpu, in_f32] = [&mut rounded, &mut exact].map(|trainer| {
-            trainer.restore(stop, &before).expect("every state is there");
+            trainer.restore(progress.clone(), &before).expect("every state is there");
             step(trainer, &batches)
         });
 
         for flips in on_gpu.0.flips.as_ref().expect("sampled") {
             let [was, is] = [&before, &on_gpu.1].map(|states| {
-                searched(states.iter().find(|state| state.name == flips.name).expect("there"))
+                let state = states.iter().find(|state| state.name == flips.name).expect("there");
+                searched(state, MaskKind::Transposable)
             });
             let expected = flip_count(&was, &is).expect("equal shapes") as u64;
             assert_eq!(flips.flips, expected, "{} after step {stop}", flips.name);
         }
 
         let steps = [&on_gpu, &on_cpu, &in_f32];
-        println!("step {}: loss {:?}", stop + 1, steps.map(|step| step.0.loss));
+        println!("{name}, step {}: loss {:?}", stop + 1, steps.map(|step| step.0.loss));
         failures.extend(beyond_bound(steps.map(|step| &step.1), stop + 1));
         for (before, after) in before.iter().zip(&on_gpu.1) {
-            let expected = updated(before, after, recipe, &on_gpu.0);
+            let expected = updated(before, after, recipe, &on_gpu.0, &progress);
             assert!(after.weight == expected, "{}: the weights of the moments", after.name);
-            assert_eq!(after.mask, before.mask, "{}: no search was due", after.name);
+        }
+        if recipe.method.refresh.is_due(stop + 1) {
+            assert_masks(&on_gpu.1, gpu.phase(), &format!("of {name} after step {}", stop + 1));
+        } else {
+            let masks = |states: &[ParameterState]| {
+                states.iter().map(|state| state.mask.clone()).collect::<Vec<_>>()
+            };
+            assert!(masks(&on_gpu.1) == masks(&before), "{name}: no search was due");
+        }
+        if let Some(&change) = gpu.progress().variance_changes.last() {
+            let expected = variance_change(&before, &on_gpu.1);
+            assert!((change - expected).abs() <= f32::EPSILON * expected, "{change}: {expected}");
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
@@ -138,6 +170,16 @@ fn beyond_bound([gpu, rounded, exact]: [&Vec<ParameterState>; 3], step: u32) -> 
     moments.into_iter().flat_map(of_moment).collect()
 }
 
+/// The mean distance of the second moments, over all weights.
+fn variance_change(before: &[ParameterState], after: &[ParameterState]) -> f32 {
+    let variances = |states: &[ParameterState]| {
+        states.iter().flat_map(|state| state.second_moment.clone()).map(f64::from).collect()
+    };
+    let [before, after]: [Vec<f64>; 2] = [before, after].map(variances);
+    let moved: f64 = before.iter().zip(&after).map(|(a, b)| (a - b).abs()).sum();
+    (moved / after.len() as f64) as f32
+}
+
 /// AdamW's update of a weight from the moments after the step, to the bit. Weights are no smooth
 /// function of gradients: where there was none, the first step goes its full length either way.
 fn updated(
@@ -145,40 +187,54 @@ fn updated(
     after: &ParameterState,
     recipe: &Recipe,
     outcome: &StepOutcome,
+    progress: &Progress,
 ) -> Vec<f32> {
-    let [first, second] =
-        bias_corrections(&recipe.optimizer, outcome.step).map(|correction| 1.0 / correction);
+    let Recipe { method, steps, optimizer, .. } = recipe;
+    let phase = method.phases[method.phase_at(outcome.step, *steps, &progress.ends)];
+    let last_change = match phase.optimizer {
+        AdamVariant::Standard => outcome.step,
+        AdamVariant::FrozenVariance => *progress.ends.values().last().expect("it has settled"),
+    };
+    let corrections = [outcome.step, last_change].map(|step| bias_corrections(optimizer, step));
+    let (first, second) = (1.0 / corrections[0][0], 1.0 / corrections[1][1]);
     let weight_decay = if before.shape[0] > 1 { recipe.weight_decay } else { 0.0 };
     let moments = after.first_moment.iter().zip(&after.second_moment);
     let of = |(&w, (&m, &v)): (&f32, (&f32, &f32))| {
-        let step = (m * first) / ((v * second).sqrt() + recipe.optimizer.epsilon);
+        let step = (m * first) / ((v * second).sqrt() + optimizer.epsilon);
         w - outcome.learning_rate * (step + weight_decay * w)
     };
     before.weight.iter().zip(moments).map(of).collect()
 }
 
-/// FST that searches masks every ten steps, so that they have moved at every stop.
+/// Masks that are not searched each step are searched every ten steps, so that they have moved at
+/// every stop.
 fn recipe(name: &str, change: impl FnOnce(&mut Config), vocabulary: usize) -> Recipe {
     let mut config = preset::find(name).expect("a preset");
-    config.method.refresh = 10;
     config.steps = 300;
     config.optimizer.warmup_steps = 20;
     change(&mut config);
-    config.recipe(vocabulary).expect("possible")
+    let mut recipe = config.recipe(vocabulary).expect("possible");
+    if recipe.method.refresh != Refresh::EachStep {
+        recipe.method.refresh = Refresh::Every(NonZeroU32::new(10).expect("not zero"));
+    }
+    recipe
 }
 
 #[test]
-fn a_step_of_a_small_model_is_the_cpus() {
+fn a_step_of_every_method_is_the_cpus() {
     on_gpu(|gpu| {
+        drop(gpu);
         let dataset = embedded(TokenizerKind::Byte);
-        let small = |config: &mut Config| {
-            (config.model.layers, config.model.bias, config.model.dropout) = (2, true, 0.1);
-            config.batch.gradient_accumulation_steps = 2;
-            // So strong that it shows where it is missing.
-            config.method.lambda = 2e-2;
-        };
-        let recipe = recipe("quickstart", small, dataset.vocabulary() as usize);
-        compare(gpu, &recipe, &dataset);
+        for method in PRESETS {
+            let small = |config: &mut Config| {
+                (config.model.layers, config.model.bias, config.model.dropout) = (2, true, 0.1);
+                config.batch.gradient_accumulation_steps = 2;
+                // So strong a decay that it shows where it is missing.
+                (config.method.name, config.method.lambda) = (method.name.to_owned(), 2e-2);
+            };
+            let recipe = recipe("quickstart", small, dataset.vocabulary() as usize);
+            compare(opened(Launches::Captured), &recipe, &dataset);
+        }
     });
 }
 

@@ -58,17 +58,4 @@ impl Op<'_> {
             Self::Sparse(_) | Self::Update(_) => 0.0,
         }
     }
-
-    /// Whether one operand of the product is 2:4.
-    #[must_use]
-    pub fn is_sparse_product(&self) -> bool {
-        matches!(
-            self,
-            Self::Dense(
-                DenseOp::LinearForward(LinearForward { weight: Weight::Pruned(_), .. })
-                    | DenseOp::LinearDgrad(LinearDgrad { weight: Weight::Pruned(_), .. })
-                    | DenseOp::LinearWgrad(LinearWgrad { dz: Gradient::Sampled(_), .. })
-            )
-        )
-    }
 }

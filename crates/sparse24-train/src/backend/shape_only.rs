@@ -61,8 +61,6 @@ pub struct ShapeOnly {
     pools: [u64; POOLS],
     /// Floating-point operations of all products so far.
     pub flops: f64,
-    /// Those whose operand is 2:4.
-    pub sparse_flops: f64,
 }
 
 /// Nothing takes memory.
@@ -82,7 +80,7 @@ impl ShapeOnly {
     pub fn new(footprint: Box<dyn Footprint>, capabilities: Capabilities) -> Self {
         let bytes = [0; Region::ALL.len()];
         let pools = [0; POOLS];
-        Self { footprint, capabilities, buffers: 0, bytes, pools, flops: 0.0, sparse_flops: 0.0 }
+        Self { footprint, capabilities, buffers: 0, bytes, pools, flops: 0.0 }
     }
 
     fn take(&mut self, region: Region, bytes: u64) -> usize {
@@ -177,11 +175,7 @@ impl Backend for ShapeOnly {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let flops = op.flops();
-        self.flops += flops;
-        if op.is_sparse_product() {
-            self.sparse_flops += flops;
-        }
+        self.flops += op.flops();
         for (pool, bytes) in self.pools.iter_mut().zip(self.footprint.scratch(op)) {
             *pool = (*pool).max(bytes);
         }

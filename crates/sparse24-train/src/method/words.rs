@@ -168,6 +168,20 @@ impl Phase {
             && self.dgrad != DgradOperand::Permuted
             && self.wgrad == GradientOperand::Dense
     }
+
+    /// The names of a linear layer's products with a 2:4 operand, and of the others.
+    #[must_use]
+    pub fn product_words(&self) -> [String; 2] {
+        let products = [
+            ("forward", self.mask().is_some()),
+            ("dgrad", self.has_sparse_dgrad()),
+            ("wgrad", self.wgrad != GradientOperand::Dense),
+        ];
+        [true, false].map(|sparse| {
+            let names = products.iter().filter(|(_, is_sparse)| *is_sparse == sparse);
+            names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        })
+    }
 }
 
 impl Method {
