@@ -104,7 +104,7 @@ fn tokens() {
 #[test]
 fn metrics_and_shapes() {
     let line = r#"{"step":1,"phase":"dense","loss":0,"lr":0,"grad_norm":0,"tokens_per_s":0}"#;
-    let metrics = |text: String, facts: Facts| ("metrics.jsonl", text.into_bytes(), facts);
+    let metrics = |text: String, facts: Facts| ("MetricsLog::steps", text.into_bytes(), facts);
     let sound = "\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\
         \"n_positions\":64,\"vocab_size\":256";
     let with = |field: &str, facts: Facts| {

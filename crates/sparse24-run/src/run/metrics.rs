@@ -154,18 +154,20 @@ impl MetricsLog {
     /// previous one, the file is kept under another name, and its readable lines go on.
     ///
     /// # Errors
-    /// [`Error::File`] for what is not a file; [`Error::Io`].
+    /// [`Error::File`] for what is not a file, and for a damaged one of more than a GiB;
+    /// [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
         match Lines::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
             Ok(mut all) => {
+                let (_, size) = disk::open(path)?;
                 loop {
                     let metrics = match all.next() {
                         Ok(Some(metrics)) => metrics,
                         Ok(None) => break,
-                        Err(Error::File { problem, .. }) => {
+                        Err(Error::File { problem, .. }) if size <= LARGEST_MENDED => {
                             let damage = format!("{problem}; {}", Self::mend(path)?);
                             let (log, cut) = Self::resume(path, step)?;
                             return Ok((log, Cut { damage: Some(damage), ..cut }));
@@ -196,19 +198,17 @@ impl MetricsLog {
         ))
     }
 
-    /// Renames a damaged file, and writes its readable lines again; of a file too large to be
-    /// metrics, perhaps of holes without end, those before the damage.
+    /// Renames a damaged file, and writes its readable lines again.
     fn mend(path: &Path) -> Result<String, Error> {
         let (kept, name) = disk::numbered(path);
         disk::rename(path, &kept)?;
-        let (mut lines, (_, size)) = (Lines::open(&kept)?, disk::open(&kept)?);
+        let mut lines = Lines::open(&kept)?;
         disk::replace(path, |new| {
             loop {
                 match lines.next() {
                     Ok(Some(_)) => new.write(&lines.line)?,
                     Ok(None) => return Ok(()),
-                    Err(Error::File { .. }) if size <= LARGEST_MENDED => {}
-                    Err(Error::File { .. }) => return Ok(()),
+                    Err(Error::File { .. }) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -341,7 +341,7 @@ fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
     })
 }
 
-/// Largest damaged file that is read to its end.
+/// Largest damaged file that is read to its end; a larger one may consist of holes.
 const LARGEST_MENDED: u64 = 1 << 30;
 
 /// Longest line, enough for ten thousand layers.
