@@ -24,7 +24,10 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
     let Some((&number, rest)) = bytes.split_first() else { return false };
     let (name, train, dev, sound) = SOUND[usize::from(number) % SOUND.len()];
     for (_, train, dev, _) in SOUND {
-        [train, dev].map(|name| _ = std::fs::remove_file(path(&format!("task/{name}"))));
+        for name in [train, dev] {
+            // It may be there from the input before.
+            let _ = std::fs::remove_file(path(&format!("task/{name}")));
+        }
     }
     file(&format!("task/{train}"), rest);
     file(&format!("task/{dev}"), sound.as_bytes());
