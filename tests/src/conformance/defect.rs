@@ -71,12 +71,11 @@ pub fn assert_noticed(open: impl Fn() -> Box<dyn Backend>) {
             assert!(checked.is_err(), "{operation} misses a wrong output {output} of {kind}");
         }
     }
-    for at in 0..2 {
-        let (flips, distance): (fn(u64) -> u64, fn(f64) -> f64) = match at {
-            0 => (|count| count + 1, |sum| sum),
-            _ => (|count| count, |sum| sum * (1.0 + 1e-6)),
-        };
-        let mut backend = Hooked::distances(open(), flips, distance);
+    let wrong = [
+        Hooked::distances(open(), |count| count + 1, |sum| sum),
+        Hooked::distances(open(), |count| count, |sum| sum * (1.0 + 1e-6)),
+    ];
+    for (at, mut backend) in wrong.into_iter().enumerate() {
         let checked = catch_unwind(AssertUnwindSafe(|| check_fixed("distances", &mut *backend)));
         assert!(checked.is_err(), "distances misses a wrong result {at}");
     }
