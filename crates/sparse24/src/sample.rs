@@ -56,7 +56,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut model = args.which.read()?;
     if !model.recipe().model.generates() {
-        let problem = format!("{} does not generate text: it is a BERT", args.which.run.display());
+        let is_tuned = model.recipe().model.prediction().is_some();
+        let what = if is_tuned { "fine-tuned to predict classes or values" } else { "a BERT" };
+        let problem = format!("{} does not generate text: it is {what}", args.which.run.display());
         return Err(Failure::new(Exit::Input, problem));
     }
     let Some(tokenizer) = model.tokenizer.take() else {

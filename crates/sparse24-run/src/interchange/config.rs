@@ -84,7 +84,7 @@ impl Gpt2Config {
     /// The shape of one of our models.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a model that is not a GPT-2.
+    /// [`Error::Setting`] for a model that is not a GPT-2, or is fine-tuned.
     pub fn of(model: &ModelSpec) -> Result<Self, Error> {
         let ModelSpec::Gpt2(spec) = model else {
             return Err(Error::setting(
@@ -92,6 +92,11 @@ impl Gpt2Config {
                 "expected \"gpt2\", the only model with an export",
             ));
         };
+        if spec.prediction.is_some() {
+            let problem = "a fine-tuned model has no export yet; the checkpoint's \
+                model.safetensors holds the weights";
+            return Err(Error::setting("task.name", problem));
+        }
         if !ACTIVATIONS.iter().any(|&(_, activation)| activation == spec.activation) {
             let problem = "no Hugging Face model has GPT-2's layers with a gated feed-forward, \
                 expected gelu or gelu-erf; the checkpoint's model.safetensors holds the weights";

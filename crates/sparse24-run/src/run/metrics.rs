@@ -272,8 +272,11 @@ impl MetricsLog {
     /// Passes every readable step to `take`, skipping damaged lines.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`] for a file that is too large for metrics; [`Error::Io`].
     pub fn salvage(path: &Path, mut take: impl FnMut(StepMetrics)) -> Result<Salvage, Error> {
+        if disk::open(path)?.1 > LARGEST {
+            return Err(Error::file(path, "is larger than 16 GiB, which metrics never are"));
+        }
         let (mut lines, mut salvage) = (Lines::open(path)?, Salvage::default());
         loop {
             match lines.next() {
@@ -343,6 +346,9 @@ fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
 
 /// Largest damaged file that is read to its end; a larger one may consist of holes.
 const LARGEST_MENDED: u64 = 1 << 30;
+
+/// Largest file that is read past damage.
+const LARGEST: u64 = 16 << 30;
 
 /// Longest line, enough for ten thousand layers.
 const LONGEST_LINE: u64 = 1 << 20;
