@@ -56,6 +56,16 @@ pub(crate) fn quoted_path(path: &Path) -> Result<String, Failure> {
 }
 
 impl Configure {
+    /// The data that the user names.
+    pub(crate) fn data(&self) -> Option<&Path> {
+        self.data.as_deref()
+    }
+
+    /// These arguments with other data and another seed.
+    pub(crate) fn with(&self, data: PathBuf, seed: u64) -> Self {
+        Self { data: Some(data), seed: Some(seed.to_string()), ..self.clone() }
+    }
+
     pub(crate) fn resolve(&self) -> Result<Config, Failure> {
         self.resolve_over(&[])
     }

@@ -52,9 +52,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let claimed = args.out.is_none().then(|| Claimed::new(&config.task.name)).transpose()?;
     let out = args.out.clone().or(claimed.as_ref().map(|claimed| claimed.0.clone()));
     let out = out.expect("named or claimed");
+    note_examples(&config, &examples);
     let signals = Signals::take()?;
     on_threads(&config.clone(), || {
-        let weights = Some(&*pretrained.weights);
+        let weights = Some(pretrained.weights());
         let run = Run::start(config, examples, Given { weights, ..Given::default() }, &out)?;
         drive(run, &args.reporting, signals)
     })
@@ -115,6 +116,10 @@ impl Pretrained {
         weights
             .retain(|weight| !["classifier.", "score."].iter().any(|h| weight.name.starts_with(h)));
         Ok(Self { weights, kind, preset, shape, tokenizer })
+    }
+
+    pub(crate) fn weights(&self) -> &[NamedTensor] {
+        &self.weights
     }
 
     /// The usual settings of fine-tuning such a model, each `key=value`, and the epochs.
@@ -212,8 +217,14 @@ pub(crate) fn configured(
         );
         return Err(Error::setting("task.outputs", problem).into());
     }
+    Ok((config, examples))
+}
+
+/// Prints how many examples there are, and how long.
+pub(crate) fn note_examples(config: &Config, examples: &Examples) {
     note(format_args!(
-        "{name}: {} to train on, {} to validate, at most {} tokens each",
+        "{}: {} to train on, {} to validate, at most {} tokens each",
+        config.task.name,
         counted(examples.train.len(), "example"),
         examples.validation.len(),
         config.batch_length()
@@ -226,7 +237,6 @@ pub(crate) fn configured(
             config.batch_length()
         ));
     }
-    Ok((config, examples))
 }
 
 fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {

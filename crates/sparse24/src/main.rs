@@ -17,6 +17,7 @@ mod eval;
 mod export;
 mod failure;
 mod finetune;
+mod glue;
 mod import;
 mod lambda_search;
 mod man;
@@ -71,6 +72,7 @@ macro_rules! commands {
 commands! {
     Train train;
     Finetune finetune;
+    Glue glue;
     Resume resume;
     Eval eval;
     Report report;

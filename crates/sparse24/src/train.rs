@@ -185,16 +185,26 @@ pub(crate) fn on_threads<T: Send>(
 }
 
 /// Trains a run to its end and reports its progress.
-pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Result<(), Failure> {
+pub(crate) fn drive(run: Run, reporting: &Reporting, signals: Signals) -> Result<(), Failure> {
+    let model = run.trainer().recipe().model.clone();
+    let (summary, report) = finish(run, reporting.tensorboard, signals)?;
+    conclude(&summary, &model, report.as_deref(), reporting)
+}
+
+/// Trains a run to its end and writes its report; the path of the report if it was written.
+pub(crate) fn finish(
+    mut run: Run,
+    tensorboard: bool,
+    signals: Signals,
+) -> Result<(Summary, Option<PathBuf>), Failure> {
     let config = run.config().clone();
     note_start(&run, &config);
     run.interrupt_on(signals.any());
-    let has_events = reporting.tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
+    let has_events = tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
     let events = has_events.then(|| Events::create(run.path(), run.trainer().step())).transpose();
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
     let mut watcher =
         Watcher { progress: Progress::new(run.trainer().step(), config.steps), signals, events };
-    let model = run.trainer().recipe().model.clone();
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
@@ -203,9 +213,9 @@ pub(crate) fn drive(mut run: Run, reporting: &Reporting, signals: Signals) -> Re
     if let Err(error) = &written {
         note(format_args!("no report was written: {error}"));
     }
-    let report = written.is_ok().then_some(&*report);
+    let report = written.is_ok().then_some(report);
     match ended? {
-        Ended::Finished(summary) => conclude(&summary, &model, report, reporting),
+        Ended::Finished(summary) => Ok((summary, report)),
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
             let path = word(run.path());

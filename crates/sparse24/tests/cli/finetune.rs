@@ -88,3 +88,49 @@ fn what_cannot_be_fine_tuned_is_refused() {
         assert!(!place.path("other").exists(), "{line}: left something behind");
     }
 }
+
+#[test]
+fn several_tasks_and_seeds_make_a_table() {
+    let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
+    data(&place);
+    fs::create_dir(place.path("glue")).unwrap();
+    fs::rename(place.path("task"), place.path("glue/CoLA")).unwrap();
+    fs::create_dir(place.path("glue/other")).unwrap();
+    let glue =
+        "glue --init-from run --data glue --seeds 3,5 --epochs 2 --set batch.size=8 --out all";
+    let table = place.json(&format!("{glue} --json"));
+    let scores = &table["tasks"]["cola"]["accuracy"];
+    for (at, seed) in [3, 5].into_iter().enumerate() {
+        let run = format!("all/cola/seed-{seed}");
+        assert_eq!(scores[at], place.metrics(&run)[11]["scores"]["accuracy"]);
+    }
+    let both = |at: usize| {
+        let score = |name| table["tasks"]["cola"][name][at].as_f64().unwrap();
+        (score("accuracy") + score("matthews")) / 2.0
+    };
+    assert_eq!(table["averages"], serde_json::json!([both(0), both(1)]));
+    // Again, with one run lost and one kept.
+    fs::remove_dir_all(place.path("all/cola/seed-5")).unwrap();
+    let kept = fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap();
+    assert_eq!(place.json(&format!("{glue} --json")), table);
+    assert_eq!(fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap(), kept);
+    let text = place.answer(glue);
+    assert!(text.contains("cola") && text.contains("average"), "{text}");
+    for (line, code, pattern) in [
+        (
+            format!("{glue} --set optimizer.learning_rate=1.0"),
+            3,
+            "was fine-tuned with other settings",
+        ),
+        (format!("{glue} --tasks colla"), 2, "--tasks: \"colla\" is not known; did you mean"),
+        (format!("{glue} --tasks rte"), 3, "glue: has no folder rte"),
+        (
+            glue.replace("--data glue", "--data glue/other"),
+            3,
+            "no folder that is called like a task",
+        ),
+        (glue.replace("--data glue ", ""), 2, "--data: name a folder with a folder for each task"),
+    ] {
+        place.refuses(&line, code, pattern);
+    }
+}

@@ -1,0 +1,192 @@
+//! `sparse24 glue`: fine-tunes a model on several tasks with several seeds.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+use sparse24_lab::statistics::{deviation, mean};
+use sparse24_run::{
+    config::{Config, unknown},
+    run::{Given, Resume, Run, Scores, run_config},
+    task::{Examples, TASKS, Task, find},
+};
+
+use crate::{
+    configure::Configure,
+    failure::{Exit, Failure},
+    finetune::{Pretrained, configured, note_examples},
+    output::{print_json, say},
+    runs,
+    signals::Signals,
+    train::{finish, on_threads},
+};
+
+/// Fine-tune a model on several tasks with several seeds, and print their scores
+///
+/// The same command goes on where it was interrupted.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Pre-trained model: a run, a checkpoint or a Hugging Face folder
+    #[arg(long, value_name = "PATH")]
+    init_from: PathBuf,
+    /// Folder of the runs, DIR/TASK/seed-N
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Tasks, separated by commas [default: those of GLUE that --data has a folder of]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    tasks: Vec<String>,
+    /// Seeds, separated by commas
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "1,2,3")]
+    seeds: Vec<u64>,
+    /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
+    #[arg(long, value_name = "NUMBER")]
+    epochs: Option<u32>,
+    /// Settings of every run; --data names a folder with a folder for each task, called like the
+    /// task
+    #[command(flatten)]
+    configure: Configure,
+    /// Print the scores as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The scores of a task, by name and in the order of the seeds.
+type ByScore = BTreeMap<String, Vec<f64>>;
+
+#[derive(Serialize)]
+struct Table {
+    seeds: Vec<u64>,
+    tasks: BTreeMap<String, ByScore>,
+    /// The mean of all scores of a seed.
+    averages: Vec<f64>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let Some(data) = args.configure.data() else {
+        let problem = "--data: name a folder with a folder for each task";
+        return Err(Failure::new(Exit::Usage, problem));
+    };
+    let tasks = chosen(data, &args.tasks)?;
+    let pretrained = Pretrained::read(&args.init_from)?;
+    // Everything is read before anything is trained.
+    let mut members = Vec::new();
+    for (task, folder) in &tasks {
+        for &seed in &args.seeds {
+            let configure = args.configure.with(folder.clone(), seed);
+            let (config, examples) = configured(&configure, task.name, args.epochs, &pretrained)?;
+            let path = args.out.join(task.name).join(format!("seed-{seed}"));
+            if is_run(&path) && run_config(&path)?.decisive() != config.decisive() {
+                let problem = format!(
+                    "{}: was fine-tuned with other settings; remove it or name another --out",
+                    path.display()
+                );
+                return Err(Failure::new(Exit::Input, problem));
+            }
+            members.push((task.name, path, config, examples));
+        }
+    }
+    let signals = Signals::take()?;
+    let mut table =
+        Table { seeds: args.seeds.clone(), tasks: BTreeMap::new(), averages: Vec::new() };
+    for (task, path, config, examples) in members {
+        note_examples(&config, &examples);
+        let signals = signals.another()?;
+        let scores = trained(&path, config, examples, &pretrained, signals);
+        let scores = scores.map_err(|failure| match failure.exit() {
+            exit @ (Exit::Interrupted | Exit::Terminated | Exit::HungUp) => {
+                Failure::new(exit, format!("interrupted; go on with: {}", runs::again(&[])))
+            }
+            _ => failure,
+        })?;
+        for (name, score) in scores {
+            let of_task = table.tasks.entry(task.to_owned()).or_default();
+            of_task.entry(name).or_default().push(score);
+        }
+    }
+    table.averages = (0..table.seeds.len())
+        .filter_map(|at| {
+            let scores = table.tasks.values().flat_map(BTreeMap::values);
+            mean(&scores.filter_map(|of| of.get(at).copied()).collect::<Vec<_>>())
+        })
+        .collect();
+    if args.json { print_json(&table) } else { print(&table) }
+}
+
+/// The tasks with their folders, whose names may be spelled as GLUE does.
+fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>, Failure> {
+    let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
+    let refuse = |problem: String| Failure::new(Exit::Input, problem);
+    let entries = fs::read_dir(data).map_err(|e| refuse(format!("{}: {e}", data.display())))?;
+    let folders: BTreeMap<String, PathBuf> = entries
+        .filter_map(|entry| Some((plain(entry.as_ref().ok()?.file_name().to_str()?), entry.ok()?)))
+        .filter(|(_, entry)| entry.path().is_dir())
+        .map(|(name, entry)| (name, entry.path()))
+        .collect();
+    let is_glue = |task: &&&Task| task.source.starts_with("GLUE");
+    let asked: Vec<&'static Task> = match names {
+        [] => TASKS
+            .iter()
+            .filter(|task| is_glue(&task) && folders.contains_key(&plain(task.name)))
+            .collect(),
+        names => names
+            .iter()
+            .map(|name| {
+                let known = TASKS.iter().map(|task| task.name);
+                find(name).ok_or_else(|| unknown("--tasks", name, known))
+            })
+            .collect::<Result<_, _>>()?,
+    };
+    if asked.is_empty() {
+        let problem = format!("{}: has no folder that is called like a task", data.display());
+        return Err(refuse(problem));
+    }
+    let folder = |task: &'static Task| {
+        let folder = folders.get(&plain(task.name)).cloned();
+        let missing = || refuse(format!("{}: has no folder {}", data.display(), task.name));
+        folder.map(|folder| (task, folder)).ok_or_else(missing)
+    };
+    asked.into_iter().map(folder).collect()
+}
+
+fn is_run(path: &Path) -> bool {
+    path.join("config.toml").is_file()
+}
+
+/// The scores of a run that is new, interrupted or finished.
+fn trained(
+    path: &Path,
+    config: Config,
+    examples: Examples,
+    pretrained: &Pretrained,
+    signals: Signals,
+) -> Result<Scores, Failure> {
+    on_threads(&config.clone(), || {
+        let run = if is_run(path) {
+            Run::resume(path, &Resume::default())?
+        } else {
+            let given = Given { weights: Some(pretrained.weights()), ..Given::default() };
+            Run::start(config, examples, given, path)?
+        };
+        Ok(finish(run, false, signals)?.0.scores)
+    })
+}
+
+fn print(table: &Table) -> Result<(), Failure> {
+    let heads: String =
+        table.seeds.iter().map(|seed| format!(" {:>9}", format!("seed {seed}"))).collect();
+    say!("{:14} {:9}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");
+    let row = |task: &str, name: &str, scores: &[f64]| {
+        let cells: String = scores.iter().map(|score| format!(" {score:>9.4}")).collect();
+        let or_none = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.4}"));
+        let (mean, sd) = (or_none(mean(scores)), or_none(deviation(scores)));
+        say!("{task:14} {name:9}{cells} {mean:>9} {sd:>9}");
+        Ok::<_, Failure>(())
+    };
+    for (task, by_score) in &table.tasks {
+        by_score.iter().try_for_each(|(name, scores)| row(task, name, scores))?;
+    }
+    row("average", "", &table.averages)
+}
