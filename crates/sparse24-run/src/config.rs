@@ -137,7 +137,7 @@ pub struct OptimizerConfig {
     pub schedule: Decay,
     /// Steps of linear warm-up.
     pub warmup_steps: u32,
-    /// Step at which the decay ends; 0 is the last step.
+    /// Last step of the decay; 0 is the last step.
     pub decay_steps: u32,
     /// Steps of decay of `wsd`; 0 is a tenth of those before the decay ends.
     #[serde(default)]

@@ -5,17 +5,17 @@ use core::f64::consts::PI;
 /// Warm-up and decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
-    /// The rate at the end of the warm-up.
+    /// The rate of the step after the warm-up.
     pub peak: f32,
-    /// The rate from `decay_steps` on.
+    /// The rate after step `decay_steps`.
     pub floor: f32,
     /// Steps of linear warm-up.
     pub warmup_steps: u32,
-    /// The step at which the floor is reached.
+    /// The last step of the decay; the step after it has the floor.
     pub decay_steps: u32,
     /// The way from peak to floor.
     pub decay: Decay,
-    /// Steps of decay at the end of [`Decay::Wsd`], c; at least 1.
+    /// Steps from the last at the peak to the first at the floor of [`Decay::Wsd`], c; at least 1.
     pub cooldown_steps: u32,
 }
 

@@ -61,7 +61,7 @@ pub struct Opening<'a> {
 /// `fineweb_val_000000.bin`. None without files to train on, or without a folder.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder cannot be listed.
+/// [`Error::File`] for a name with both words; [`Error::Io`] if the folder cannot be listed.
 fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>, Error> {
     if !folder.is_dir() {
         return Ok(None);
@@ -75,9 +75,13 @@ fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>, Error> {
         let unnumbered = stem.trim_end_matches(|c: char| c.is_ascii_digit());
         let number: u64 = stem[unnumbered.len()..].parse().unwrap_or(0);
         let words = || unnumbered.split(|c: char| !c.is_ascii_alphabetic());
-        let which = ["train", "val"].iter().position(|split| words().any(|word| word == *split));
-        if let Some(which) = which {
-            splits[which].push((unnumbered.to_owned(), number, folder.join(name)));
+        let [train, val] = ["train", "val"].map(|split| words().any(|word| word == split));
+        if train && val {
+            let problem = "is called both train and val, so it could be in either split";
+            return Err(Error::file(folder.join(name), problem));
+        }
+        if train || val {
+            splits[usize::from(val)].push((unnumbered.to_owned(), number, folder.join(name)));
         }
     }
     splits.iter_mut().for_each(|files| files.sort());
@@ -88,7 +92,8 @@ fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>, Error> {
 /// Whether a path is a folder of token shards.
 #[must_use]
 pub fn is_shards(path: &Path) -> bool {
-    shard_files(path).is_ok_and(|found| found.is_some())
+    // Names that contradict themselves are an error of the folder, not a text.
+    shard_files(path).map_or_else(|e| matches!(e, Error::File { .. }), |found| found.is_some())
 }
 
 /// The kind of the tokenizer that prepared a folder of shards.

@@ -58,6 +58,8 @@ fn unusable_shards_are_refused() {
     place.refuses(&line, 2, "data.tokenizer: *`byte`*prepared*`char`");
     fs::remove_file(place.path("prepared/tokenizer.json")).unwrap();
     place.refuses(&train, 3, "prepared/train.bin: *tokenizer.json");
+    fs::write(place.path("prepared/train_val_1.bin"), &whole).unwrap();
+    place.refuses(&train, 3, "train_val_1.bin: *both train and val");
 
     fs::create_dir(place.path("foreign")).unwrap();
     let ids = [7_u16, 255, 300, 1].map(u16::to_le_bytes).concat();
