@@ -4,8 +4,7 @@
 //! [`check`] executes a case and compares it, with outputs that start as NaN between guard rows,
 //! twice with the same bits, and in one sequence with the bits of the single operations; the
 //! conformance suite in `tests` draws cases for it. [`prepare`] gives the work of a case of any
-//! size to a benchmark. Sizes are rounded up to what [`Capabilities`] allows; operations that it
-//! excludes are skipped.
+//! size to a benchmark. Sizes are rounded up to what [`Capabilities`] allows.
 //!
 //! Bounds are those of [`oracle::arithmetic`]; an activation stored in bf16 adds its rounding, and
 //! so does every operand that a bf16 device computes within an operation.

@@ -86,14 +86,10 @@ impl Objective for Noise {
 /// The outcomes of two steps, and the states before and after them.
 type Steps = (Vec<StepOutcome>, [Vec<ParameterState>; 2]);
 
-/// None where the backend cannot train the method, or there is no backend.
+/// None where there is no backend.
 fn steps(preset: &Preset, model: &ModelSpec, open: Open<'_>) -> Option<Steps> {
-    let (backend, recipe) = (open()?, recipe(preset, model));
-    if let Err(refused) = recipe.check(&backend.capabilities()) {
-        println!("skipped: {refused}");
-        return None;
-    }
-    let mut trainer = Trainer::new(backend, recipe).expect("the backend can train it");
+    let trainer = Trainer::new(open()?, recipe(preset, model));
+    let mut trainer = trainer.expect("every backend can train every method");
     let before = trainer.parameter_states().expect("downloads");
     let step = |_| trainer.train_step(&Noise, FlipSampling::Sample).expect("finite");
     let outcomes = (0..2).map(step).collect();

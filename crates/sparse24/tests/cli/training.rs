@@ -122,6 +122,9 @@ fn plain_lines_are_printed_without_a_terminal() {
     assert!(out.starts_with("validation loss ") && out.contains("run directory   run\n"), "{out}");
     let notes = place.notes(&format!("train {TINY} --method dense --out dense"));
     assert!(!notes.contains("sparse products"), "{notes}");
+    let notes = place.notes(&format!("train {TINY} --method s-ste --out s-ste"));
+    let names = ["sparse products (forward, wgrad) are ", "; the others (dgrad) are dense\n"];
+    assert!(names.iter().all(|name| notes.contains(name)), "{notes}");
     let metrics = place.metrics("dense");
     assert!(metrics.iter().all(|line| line["phase"] == "dense"));
     assert!(metrics[2]["flip_rate"].is_f64(), "flip rates are sampled for comparison");
