@@ -37,8 +37,6 @@ const BOUND: f64 = 2.0;
 /// Steps after which masks were searched anew; before the last, STEP's variance has settled.
 const STOPS: [u32; 4] = [0, 50, 100, 200];
 
-type Moment = fn(&ParameterState) -> &[f32];
-
 fn within(ratio: f64) -> bool {
     ratio <= BOUND
 }
@@ -123,6 +121,7 @@ fn compare(gpu: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) {
         println!("{name}, step {}: loss {:?}", stop + 1, steps.map(|step| step.0.loss));
         failures.extend(beyond_bound(steps.map(|step| &step.1), stop + 1));
         for (before, after) in before.iter().zip(&on_gpu.1) {
+            assert_second_moments(before, after, recipe, gpu.phase().optimizer);
             let expected = updated(before, after, recipe, &on_gpu.0, &progress);
             assert!(after.weight == expected, "{}: the weights of the moments", after.name);
         }
@@ -142,32 +141,57 @@ fn compare(gpu: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The moments that are farther from the CPU's than the bound allows. The moments before are the
-/// same, so that the difference of the first ones is that of the clipped gradients, times 1 -
-/// beta1.
+/// The gradients that are farther from the CPU's than the bound allows. They are seen in the first
+/// moments: those before the step are the same, so that the difference of those after it is that of
+/// the clipped gradients, times 1 - beta1.
 fn beyond_bound([gpu, rounded, exact]: [&Vec<ParameterState>; 3], step: u32) -> Vec<String> {
-    let moments: [(&str, Moment); 2] = [
-        ("gradient", |state| &state.first_moment),
-        ("second moment", |state| &state.second_moment),
-    ];
-    let of_moment = |(kind, of): (&str, Moment)| {
-        let triples = gpu.iter().zip(rounded).zip(exact);
-        let mut ratios: Vec<_> = triples
-            .map(|((gpu, rounded), exact)| {
-                (ratio(of(gpu), of(rounded), of(exact)), gpu.name.as_str())
-            })
-            .collect();
-        ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let (largest, name) = ratios[0];
-        println!("  {kind}: at most {largest:.2} of the spread ({name})");
-        let beyond = ratios.into_iter().filter(|(ratio, _)| !within(*ratio));
-        beyond
-            .map(|(ratio, name)| {
-                format!("{kind} of {name} in step {step}: {ratio:.2} of the spread")
-            })
-            .collect::<Vec<_>>()
+    let of_state =
+        |((gpu, rounded), exact): ((&ParameterState, &ParameterState), &ParameterState)| {
+            let [moment, on_cpu, in_f32] = [gpu, rounded, exact].map(|state| &state.first_moment);
+            (ratio(moment, on_cpu, in_f32), gpu.name.clone())
+        };
+    let mut ratios: Vec<_> = gpu.iter().zip(rounded).zip(exact).map(of_state).collect();
+    ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
+    println!("  gradient: at most {:.2} of the spread ({})", ratios[0].0, ratios[0].1);
+    let beyond = ratios.into_iter().filter(|(ratio, _)| !within(*ratio));
+    beyond
+        .map(|(ratio, name)| format!("gradient of {name} in step {step}: {ratio:.2} of the spread"))
+        .collect()
+}
+
+/// The second moments are those of the gradients that the first moments tell of, or unchanged while
+/// the variance is frozen.
+///
+/// With u = 2^-24, the first moment m' = beta1 m + (1 - beta1) g is rounded three times, so that g
+/// is known up to e = 3 u (|m| + |m'|) / (1 - beta1), and its square up to 2 |g| e + e^2. The second
+/// moment is rounded four times; results too small for that bound lose at most 2^-149 each.
+fn assert_second_moments(
+    before: &ParameterState,
+    after: &ParameterState,
+    recipe: &Recipe,
+    variant: AdamVariant,
+) {
+    if variant == AdamVariant::FrozenVariance {
+        assert!(after.second_moment == before.second_moment, "{}: it is frozen", after.name);
+        return;
+    }
+    let [beta1, beta2] = [recipe.optimizer.beta1, recipe.optimizer.beta2].map(f64::from);
+    let [rounding, smallest] = [f32::EPSILON / 2.0, f32::from_bits(1)].map(f64::from);
+    let moments = |state: &ParameterState| {
+        let pairs = state.first_moment.iter().zip(&state.second_moment);
+        pairs.map(|(&m, &v)| (f64::from(m), f64::from(v))).collect::<Vec<_>>()
     };
-    moments.into_iter().flat_map(of_moment).collect()
+    for (i, ((m, v), (m_after, v_after))) in
+        moments(before).into_iter().zip(moments(after)).enumerate()
+    {
+        let g = (m_after - beta1 * m) / (1.0 - beta1);
+        let e = 3.0 * (rounding * (m.abs() + m_after.abs()) + smallest) / (1.0 - beta1);
+        let expected = beta2 * v + (1.0 - beta2) * g * g;
+        let bound =
+            (1.0 - beta2) * (2.0 * g.abs() * e + e * e) + 4.0 * (rounding * expected + smallest);
+        let found = (v_after - expected).abs();
+        assert!(found <= bound, "second moment {i} of {}: {found} over {bound}", after.name);
+    }
 }
 
 /// The mean distance of the second moments, over all weights.
