@@ -159,12 +159,12 @@ fn beyond_bound([gpu, rounded, exact]: [&Vec<ParameterState>; 3], step: u32) -> 
         .collect()
 }
 
-/// The second moments are those of the gradients that the first moments tell of, or unchanged while
+/// The second moments are those of the gradients that the first moments show, or unchanged while
 /// the variance is frozen.
 ///
-/// With u = 2^-24, the first moment m' = beta1 m + (1 - beta1) g is rounded three times, so that g
-/// is known up to e = 3 u (|m| + |m'|) / (1 - beta1), and its square up to 2 |g| e + e^2. The second
-/// moment is rounded four times; results too small for that bound lose at most 2^-149 each.
+/// With u = 2^-24, the first moment m' = beta1 m + (1 - beta1) g is rounded three times, so that
+/// g is known up to e = 3 u (|m| + |m'|) / (1 - beta1), and its square up to 2 |g| e + e^2. The
+/// second moment is rounded four times; results too small for that bound lose at most 2^-149 each.
 fn assert_second_moments(
     before: &ParameterState,
     after: &ParameterState,
