@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    data::{self, TokenizerKind},
+    data::{self, Tokenizer, TokenizerKind},
     task::{self, Layout, TASKS, Task, TaskSource},
 };
 use sparse24_core::op::Activation;
@@ -106,10 +106,12 @@ impl ModelConfig {
         }
     }
 
-    /// Token ids of the model, for data with this many: BERT's mask token is one more.
+    /// Token ids of the model, for data with this many: BERT's mask token is one more, unless the
+    /// tokenizer has one.
     #[must_use]
-    pub fn vocabulary(&self, data: u32) -> usize {
-        data as usize + usize::from(self.kind == ModelKind::Bert)
+    pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
+        let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
+        data as usize + usize::from(self.kind == ModelKind::Bert && !has_mask)
     }
 }
 

@@ -38,5 +38,7 @@ pub use fingerprint::Progress;
 pub use folder::{Opening, Scan, is_shards, tokenizer_of};
 pub use prepare::{HeldOut, Preparation};
 pub use split::Split;
-pub use tokenizer::{Tokenizer, TokenizerKind};
+pub use tokenizer::{DEFAULT_PIECES, Tokenizer, TokenizerKind, TokenizerSource};
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::{Vocabulary, WordPiece};
 pub use tokens::Tokens;

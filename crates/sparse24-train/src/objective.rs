@@ -87,9 +87,10 @@ pub fn most_targets(probability: f32, p: usize) -> usize {
     (most.ceil() as usize).min(p)
 }
 
-/// Masked-token prediction (Devlin et al. 2018): each token is a target with some probability; of
-/// the targets 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Masked-token prediction (Devlin et al. 2018): each token but special ones is a target with some
+/// probability; of the targets 80 % are replaced by the mask token, 10 % by a random token, and 10 %
+/// stay.
+#[derive(Debug, Clone, PartialEq)]
 pub struct MaskedLm {
     /// Seed of the run.
     pub seed: u64,
@@ -99,13 +100,15 @@ pub struct MaskedLm {
     pub mask_token: u32,
     /// Random tokens are drawn from `0..vocabulary`.
     pub vocabulary: u32,
+    /// Tokens that are never targets, such as separators.
+    pub special_tokens: Vec<u32>,
 }
 
 impl MaskedLm {
     /// Makes targets of the tokens of a batch `[size, sequence_length]` and replaces them. Token i
     /// draws words 0 to 2 of call i of the stream (seed, data order 1, micro-step, step): whether
-    /// it is a target, what becomes of it, and the random token. Padding is never a target, nor is
-    /// a token after [`most_targets`]; `lengths` is filled in if it is empty.
+    /// it is a target, what becomes of it, and the random token. Padding and special tokens are
+    /// never targets, nor is a token after [`most_targets`]; `lengths` is filled in if it is empty.
     ///
     /// # Panics
     /// If the tokens are not whole sequences, or have other lengths than sequences.
@@ -121,7 +124,8 @@ impl MaskedLm {
         for (i, token) in tokens.iter_mut().enumerate() {
             let [chosen, fate, random, _] = stream.words(i as u32);
             let is_padding = i % sequence_length >= lengths[i / sequence_length] as usize;
-            if is_padding || uniform(chosen) >= self.probability || left == 0 {
+            let is_text = !is_padding && !self.special_tokens.contains(token);
+            if !is_text || uniform(chosen) >= self.probability || left == 0 {
                 targets.push(HeadLoss::IGNORE);
                 continue;
             }
@@ -183,5 +187,45 @@ impl Metrics {
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.targets as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_tokens_and_padding_are_never_targets() {
+        let rule = MaskedLm {
+            seed: 1,
+            probability: 0.5,
+            mask_token: 4,
+            vocabulary: 9,
+            special_tokens: vec![0, 3, 4],
+        };
+        let tokens: Vec<u32> = (0..640).map(|i| i % 9).collect();
+        let mut batch = Batch { tokens: tokens.clone(), ..Batch::default() };
+        batch.lengths.resize(40, 12);
+        rule.mask(1, 0, 16, &mut batch);
+        let mut counts = [0; 4];
+        for (i, (&target, (&before, &after))) in
+            (0..).zip(batch.targets.iter().zip(tokens.iter().zip(&batch.tokens)))
+        {
+            if target == HeadLoss::IGNORE {
+                assert_eq!(before, after, "token {i} changed");
+                continue;
+            }
+            assert_eq!(target, before, "token {i}");
+            assert!(i % 16 < 12 && !rule.special_tokens.contains(&before), "token {i}");
+            counts[0] += 1;
+            counts[1] += usize::from(after == 4);
+            counts[2] += usize::from(after == before);
+            counts[3] += usize::from(after != before && after != 4);
+        }
+        // Of 320 tokens half, and of these 80 %, 10 % and 10 %.
+        assert_eq!(counts[0], batch.counted);
+        let [all, masked, same, random] = counts;
+        assert!((120..200).contains(&all) && (90..160).contains(&masked), "{counts:?}");
+        assert!(same > 0 && random > 0, "{counts:?}");
     }
 }

@@ -64,7 +64,8 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    let vocabulary = config.model.vocabulary(open_dataset(&config)?.vocabulary());
+    let data = open_dataset(&config)?;
+    let vocabulary = config.model.vocabulary(data.vocabulary(), data.tokenizer());
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;

@@ -29,9 +29,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if matches!(args.tokenizer, Some(TokenizerKind::Character)) {
-        let problem = "--tokenizer: a Hugging Face folder does not hold the characters of a char \
-                       tokenizer; expected byte or gpt2, or leave it out";
+    if matches!(args.tokenizer, Some(TokenizerKind::Character | TokenizerKind::WordPiece)) {
+        let problem = "--tokenizer: the name does not give the vocabulary; expected byte or gpt2, \
+                       or leave it out";
         return Err(Failure::new(Exit::Usage, problem));
     }
     let initial = Initial::read_gpt2(&args.path, args.tokenizer)?;

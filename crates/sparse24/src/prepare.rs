@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use serde_json::json;
 use sparse24_run::{
     Error, ErrorKind,
-    data::{HeldOut, Preparation, TokenizerKind},
+    data::{DEFAULT_PIECES, HeldOut, Preparation, TokenizerSource},
 };
 
 use crate::{
-    choice,
     failure::Failure,
     output::{note, say, word},
     progress::WorkProgress,
@@ -22,10 +21,15 @@ pub(crate) struct Args {
     /// File, or folder of files: UTF-8 text, .jsonl or .parquet; text and .jsonl also as .zst
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// UTF-8 bytes (256 tokens), the characters of the text, or GPT-2's byte-pair encoding (50257
-    /// tokens)
-    #[arg(long, value_parser = choice::tokenizer())]
-    tokenizer: TokenizerKind,
+    /// byte: UTF-8 bytes (256 tokens); char: the characters of the text; wordpiece: BERT's pieces
+    /// of words in lower case, trained on the text; gpt2: its byte-pair encoding (50257 tokens); or
+    /// a file: vocab.txt or tokenizer.json with WordPiece, or tokenizer.json of a run
+    #[arg(long, value_name = "NAME|FILE")]
+    tokenizer: TokenizerSource,
+    /// The most pieces that wordpiece has
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_PIECES as u32,
+        value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    pieces: u32,
     /// Folder to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -51,7 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let signals = Signals::listen_for_stop()?;
     let preparation = Preparation {
         data: &args.data,
-        tokenizer: args.tokenizer,
+        tokenizer: args.tokenizer.clone(),
+        pieces: args.pieces as usize,
         separator: args.separator.as_deref(),
         field: &args.field,
         validation: args.validation,

@@ -171,8 +171,9 @@ impl Initial {
         if let (Some(tokenizer), Some(other)) = (&self.tokenizer, dataset.tokenizer())
             && tokenizer != other
         {
-            let problem = "was trained with other characters than those of the data; use text \
-                           with the same ones";
+            let problem = "was trained with another vocabulary than that of the data: encode the \
+                           text with `sparse24 prepare --tokenizer`, naming the tokenizer.json of \
+                           the run that the weights are from";
             return Err(self.refuse(problem));
         }
         Ok(self.weights)

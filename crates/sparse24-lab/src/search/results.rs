@@ -187,7 +187,8 @@ impl Layers {
 impl SearchResults {
     /// Computes the results from the runs that are done.
     pub(super) fn of(plan: &Plan, members: &[Member], results: &[Option<RunResult>]) -> Self {
-        let vocabulary = plan.base.model.vocabulary(plan.data.map_or(1, |data| data.vocabulary));
+        let vocabulary =
+            plan.base.model.vocabulary(plan.data.map_or(1, |data| data.vocabulary), None);
         let recipe = plan.base.recipe(vocabulary).expect("the plan was checked");
         let layers = Layers(recipe.model.sparsifiable().expect("the plan was checked"));
         let runs = |name: &str| -> Vec<(u64, Option<&RunResult>)> {

@@ -314,6 +314,15 @@ impl Batch {
         Ok(ids)
     }
 
+    /// The text, with a line feed where a document ends.
+    #[cfg(feature = "tokenizers")]
+    pub(super) fn lines(&self) -> String {
+        let bounds = [0].into_iter().chain(self.ends.iter().copied());
+        let ends = self.ends.iter().copied().chain([self.text.len()]);
+        let documents: Vec<&str> = bounds.zip(ends).map(|(a, b)| &self.text[a..b]).collect();
+        documents.join("\n")
+    }
+
     /// The same error with its file and place.
     fn located(&self, error: Error) -> Error {
         let (Error::UnknownCharacter { offset, .. }

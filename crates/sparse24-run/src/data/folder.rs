@@ -127,7 +127,7 @@ impl Folder {
             Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => {
                 Some(Tokenizer::for_text(kind, "")?)
             }
-            Some(TokenizerKind::Character) | None => None,
+            Some(TokenizerKind::Character | TokenizerKind::WordPiece) | None => None,
         };
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found

@@ -11,9 +11,13 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
 };
+#[cfg(feature = "tokenizers")]
+use std::{panic::resume_unwind, sync::mpsc::sync_channel, thread};
 
+#[cfg(feature = "tokenizers")]
+use super::WordPiece;
 use super::{
-    Dataset, Progress, Tokenizer, TokenizerKind, VALIDATION_FRACTION,
+    Dataset, Progress, Tokenizer, TokenizerKind, TokenizerSource, VALIDATION_FRACTION,
     documents::Documents,
     encoding::encode,
     folder::{TOKENIZER, TRAIN, VALIDATION},
@@ -80,8 +84,10 @@ impl FromStr for HeldOut {
 pub struct Preparation<'a> {
     /// A file, or a folder whose files are read in the order of [`super::Corpus::open`].
     pub data: &'a Path,
-    /// The character tokenizer reads the corpus twice.
-    pub tokenizer: TokenizerKind,
+    /// For a vocabulary of its own the corpus is read twice.
+    pub tokenizer: TokenizerSource,
+    /// The most pieces of a WordPiece vocabulary that is trained.
+    pub pieces: usize,
     /// Divides text files into documents. On a line of its own, it takes the end of the line along.
     pub separator: Option<&'a str>,
     /// Field of JSON lines, and column of Parquet files, that holds the text.
@@ -108,18 +114,8 @@ impl Preparation<'_> {
         let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         self.check_replaceable(folder)?;
         let documents = Documents::open(self.data, self.separator, self.field)?;
-        let is_twice = self.tokenizer == TokenizerKind::Character;
+        let (tokenizer, is_twice) = self.tokenizer(&documents, progress)?;
         let all = documents.bytes * (1 + u64::from(is_twice));
-        let tokenizer = if is_twice {
-            let mut seen = Characters::default();
-            documents.read(&Tokenizer::Byte, &mut |batch| {
-                seen.add(&batch.text);
-                progress(batch.read, all)
-            })?;
-            seen.tokenizer()
-        } else {
-            Tokenizer::for_text(self.tokenizer, "")?
-        };
         let parent = disk::parent(folder);
         fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
         let (partial, _lock) = PartialFolder::claim(folder)?;
@@ -157,6 +153,46 @@ impl Preparation<'_> {
         }
         disk::sync_directory(parent)?;
         Dataset::from_folder(folder, None, None)
+    }
+
+    /// The tokenizer, and whether the corpus was read for it, which is half of the progress.
+    fn tokenizer(
+        &self,
+        documents: &Documents<'_>,
+        progress: Progress<'_>,
+    ) -> Result<(Tokenizer, bool), Error> {
+        let all = 2 * documents.bytes;
+        match &self.tokenizer {
+            TokenizerSource::File(path) => Ok((Tokenizer::read(path)?, false)),
+            TokenizerSource::Kind(TokenizerKind::Character) => {
+                let mut seen = Characters::default();
+                documents.read(&Tokenizer::Byte, &mut |batch| {
+                    seen.add(&batch.text);
+                    progress(batch.read, all)
+                })?;
+                Ok((seen.tokenizer(), true))
+            }
+            #[cfg(feature = "tokenizers")]
+            TokenizerSource::Kind(TokenizerKind::WordPiece) => {
+                let (texts, received) = sync_channel(rayon::current_num_threads());
+                let trained: Result<_, Error> = thread::scope(|scope| {
+                    // Dropped on an error too, which ends the training.
+                    let texts = texts;
+                    let training =
+                        scope.spawn(|| WordPiece::train(self.pieces, received.into_iter()));
+                    let untrained = Tokenizer::WordPiece(WordPiece::untrained());
+                    documents.read(&untrained, &mut |batch| {
+                        // Training ends only with a panic, which goes on below.
+                        let _ = texts.send(batch.lines());
+                        progress(batch.read, all)
+                    })?;
+                    drop(texts);
+                    Ok(training.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                });
+                Ok((Tokenizer::WordPiece(trained?), true))
+            }
+            &TokenizerSource::Kind(kind) => Ok((Tokenizer::for_text(kind, "")?, false)),
+        }
     }
 
     /// Number of tokens to train on.
@@ -308,8 +344,9 @@ pub(super) mod tests {
     }
 
     fn preparation(data: &Path, tokenizer: TokenizerKind) -> Preparation<'_> {
+        let (tokenizer, pieces) = (TokenizerSource::Kind(tokenizer), 100);
         let (separator, field, validation) = (None, "text", None);
-        Preparation { data, tokenizer, separator, field, validation, force: true }
+        Preparation { data, tokenizer, pieces, separator, field, validation, force: true }
     }
 
     /// Replaces a folder by the shards of a text.
@@ -351,7 +388,7 @@ pub(super) mod tests {
             let text = TEXT.repeat(20);
             assert_eq!(ids(&written).0, tokenizer.encode(&text).unwrap());
             // The split is that of a text in memory, where a token is a character.
-            if kind != TokenizerKind::Gpt2 {
+            if matches!(kind, TokenizerKind::Byte | TokenizerKind::Character) {
                 let read = Dataset::from_corpus(&corpus(&text), tokenizer.clone(), 0.1).unwrap();
                 assert_eq!(read.fingerprint(), written.content_fingerprint().unwrap());
             }
@@ -373,7 +410,7 @@ pub(super) mod tests {
             // 31 documents of a word each, and a last one of twenty.
             let documents = "word--".repeat(31) + &" to".repeat(20);
             let (all, ends) = match kind {
-                TokenizerKind::Gpt2 => (83, [30, 60, 62, 62, 62]),
+                TokenizerKind::Gpt2 | TokenizerKind::WordPiece => (83, [30, 60, 62, 62, 62]),
                 _ => (216, [163, 193, 204, 212, 214]),
             };
             let asked = [all - ends[0], all - ends[1], 12, 4, 2];

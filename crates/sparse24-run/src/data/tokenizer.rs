@@ -1,7 +1,12 @@
-//! Tokenizers. Invariant: `decode(encode(text)) == text`, and every id is below
-//! [`Tokenizer::vocabulary`].
+//! Tokenizers. Invariant: every id is below [`Tokenizer::vocabulary`] and, but for WordPiece,
+//! `decode(encode(text)) == text`.
 
-use std::{iter, path::Path};
+use std::{
+    iter,
+    ops::Range,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -11,6 +16,11 @@ use crate::{Error, disk};
 
 #[cfg(feature = "tokenizers")]
 mod gpt2;
+#[cfg(feature = "tokenizers")]
+pub(super) mod wordpiece;
+
+#[cfg(feature = "tokenizers")]
+pub use wordpiece::{Vocabulary, WordPiece};
 
 /// Kind of tokenizer in a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +31,9 @@ pub enum TokenizerKind {
     /// One token per character of the corpus.
     #[serde(rename = "char")]
     Character,
+    /// BERT's WordPiece, trained on the corpus: up to 32768.
+    #[serde(rename = "wordpiece")]
+    WordPiece,
     /// GPT-2's byte-pair encoding: 50257.
     #[serde(rename = "gpt2")]
     Gpt2,
@@ -28,7 +41,7 @@ pub enum TokenizerKind {
 
 impl TokenizerKind {
     /// All kinds, by size of the vocabulary.
-    pub const ALL: [Self; 3] = [Self::Byte, Self::Character, Self::Gpt2];
+    pub const ALL: [Self; 4] = [Self::Byte, Self::Character, Self::WordPiece, Self::Gpt2];
 
     /// The name in configurations, on the command line and in `tokenizer.json`.
     #[must_use]
@@ -36,7 +49,36 @@ impl TokenizerKind {
         match self {
             Self::Byte => "byte",
             Self::Character => "char",
+            Self::WordPiece => "wordpiece",
             Self::Gpt2 => "gpt2",
+        }
+    }
+}
+
+/// Pieces of a WordPiece vocabulary that is trained, by default: as many as the paper's BERT has.
+pub const DEFAULT_PIECES: usize = 32_768;
+
+/// Where the tokenizer of a corpus comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// One of this kind, with a vocabulary of the corpus if the kind has no other.
+    Kind(TokenizerKind),
+    /// A file for [`Tokenizer::read`].
+    File(PathBuf),
+}
+
+impl FromStr for TokenizerSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let kinds = TokenizerKind::ALL;
+        match kinds.into_iter().find(|kind| kind.name() == text) {
+            Some(kind) => Ok(Self::Kind(kind)),
+            None if Path::new(text).is_file() => Ok(Self::File(text.into())),
+            None => {
+                let names = kinds.map(TokenizerKind::name).join(", ");
+                Err(format!("expected {names}, or a file with a tokenizer"))
+            }
         }
     }
 }
@@ -75,10 +117,13 @@ pub enum Tokenizer {
     /// "Language models are unsupervised multitask learners", 2019, section 2.2.
     #[cfg(feature = "tokenizers")]
     Gpt2,
+    /// BERT's tokenizer, which loses white space and, by most vocabularies, case and accents.
+    #[cfg(feature = "tokenizers")]
+    WordPiece(WordPiece),
 }
 
 impl Tokenizer {
-    /// The tokenizer of this kind; the character tokenizer takes its vocabulary from `text`.
+    /// The tokenizer of this kind; characters and WordPiece take their vocabulary from `text`.
     ///
     /// # Errors
     /// [`Error::Setting`] for a kind that this build lacks.
@@ -92,12 +137,38 @@ impl Tokenizer {
             }
             #[cfg(feature = "tokenizers")]
             TokenizerKind::Gpt2 => Ok(Self::Gpt2),
+            #[cfg(feature = "tokenizers")]
+            TokenizerKind::WordPiece => {
+                let pieces = Self::WordPiece(WordPiece::untrained());
+                let pieces: Vec<&str> = pieces.pieces(text, PIECE).collect();
+                let trained = WordPiece::train(DEFAULT_PIECES, pieces.into_iter());
+                Ok(Self::WordPiece(trained))
+            }
             #[cfg(not(feature = "tokenizers"))]
-            TokenizerKind::Gpt2 => {
+            TokenizerKind::Gpt2 | TokenizerKind::WordPiece => {
                 let key = "the tokenizer (data.tokenizer, or --tokenizer of prepare)";
-                Err(Error::setting(key, "gpt2 needs a build with the feature `tokenizers`"))
+                let name = kind.name();
+                let problem = format!("{name} needs a build with the feature `tokenizers`");
+                Err(Error::setting(key, problem))
             }
         }
+    }
+
+    /// Reads a tokenizer from a file: one that [`Tokenizer::save`] wrote, or Hugging Face's
+    /// `tokenizer.json` or `vocab.txt` of a WordPiece vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::File`] for any other file; [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        #[cfg(feature = "tokenizers")]
+        {
+            let is_ours = disk::read_small(path, LARGEST)
+                .is_ok_and(|text| text.windows(OURS.len()).take(99).any(|at| at == OURS));
+            if !is_ours {
+                return WordPiece::read(path).map(Self::WordPiece);
+            }
+        }
+        Self::load(path)
     }
 
     /// The kind of this tokenizer.
@@ -108,6 +179,18 @@ impl Tokenizer {
             Self::Character(_) => TokenizerKind::Character,
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => TokenizerKind::Gpt2,
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(_) => TokenizerKind::WordPiece,
+        }
+    }
+
+    /// The tokens that stand for no text, the mask token last; none but WordPiece has any.
+    #[must_use]
+    pub fn special_tokens(&self) -> Vec<u32> {
+        match self {
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => tokenizer.special().to_vec(),
+            _ => Vec::new(),
         }
     }
 
@@ -115,7 +198,10 @@ impl Tokenizer {
     /// without special ones has its mask token in their place, the id after the last.
     #[must_use]
     pub fn sentence_tokens(&self) -> [u32; 2] {
-        [self.vocabulary(); 2]
+        match self.special_tokens()[..] {
+            [_, _, class, separator, _] => [class, separator],
+            _ => [self.vocabulary(); 2],
+        }
     }
 
     /// Number of ids; every id is below it.
@@ -126,17 +212,33 @@ impl Tokenizer {
             Self::Character(characters) => characters.len() as u32,
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::VOCABULARY,
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => tokenizer.vocabulary().pieces.len() as u32,
         }
     }
 
-    /// BLAKE3 of the name, a zero byte and the characters in UTF-8: two tokenizers with the same
-    /// fingerprint encode alike.
+    /// BLAKE3 of the name, a zero byte and the vocabulary: two tokenizers with the same fingerprint
+    /// encode alike. The vocabulary of characters is these in UTF-8; that of WordPiece a byte each
+    /// for lower case, stripped accents and split ideographs, 0 or 1, and the pieces, each after a
+    /// line feed.
     #[must_use]
     pub fn fingerprint(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.kind().name().as_bytes()).update(&[0]);
-        if let Self::Character(characters) = self {
-            hasher.update(characters.iter().collect::<String>().as_bytes());
+        match self {
+            Self::Character(characters) => {
+                hasher.update(characters.iter().collect::<String>().as_bytes());
+            }
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => {
+                let Vocabulary { lowercase, strip_accents, split_ideographs, pieces } =
+                    tokenizer.vocabulary();
+                hasher.update(&[*lowercase, *strip_accents, *split_ideographs].map(u8::from));
+                for piece in pieces {
+                    hasher.update(b"\n").update(piece.as_bytes());
+                }
+            }
+            _ => {}
         }
         hasher.finalize()
     }
@@ -163,7 +265,29 @@ impl Tokenizer {
                 .collect(),
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::encode(text),
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => Ok(tokenizer.encode(text)),
         }
+    }
+
+    /// The ids of a text, and the bytes of the text that each stands for; a token of a part of a
+    /// character stands for its own bytes only.
+    ///
+    /// # Errors
+    /// Same as [`Tokenizer::encode`].
+    pub fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), Error> {
+        #[cfg(feature = "tokenizers")]
+        if let Self::WordPiece(tokenizer) = self {
+            return Ok(tokenizer.encode_with_ranges(text));
+        }
+        let ids = self.encode(text)?;
+        let (mut ranges, mut start) = (Vec::with_capacity(ids.len()), 0);
+        for id in &ids {
+            let end = start + self.decode(std::slice::from_ref(id))?.len();
+            ranges.push(start..end);
+            start = end;
+        }
+        Ok((ids, ranges))
     }
 
     /// Appends the ids of a text of any length, without a second copy of them, on all threads of
@@ -172,7 +296,6 @@ impl Tokenizer {
     /// # Errors
     /// Same as [`Tokenizer::encode`].
     pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result<(), Error> {
-        const PIECE: usize = 1 << 19;
         let pieces: Vec<&str> = self.pieces(text, PIECE).collect();
         let mut before = 0;
         for pieces in pieces.chunks(4 * rayon::current_num_threads()) {
@@ -185,12 +308,14 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The id that ends a document, and that no text is encoded to.
+    /// The id that ends a document, and that no text is encoded to: `[SEP]` of WordPiece.
     pub(super) fn end_of_document(&self) -> Option<u32> {
         match self {
             Self::Byte | Self::Character(_) => None,
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => Some(gpt2::END_OF_DOCUMENT),
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(_) => Some(self.sentence_tokens()[1]),
         }
     }
 
@@ -201,6 +326,8 @@ impl Tokenizer {
             Self::Character(_) => None,
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::decode(&[id]).first().copied(),
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(_) => None,
         };
         first.is_none_or(|byte| byte & 0xc0 != 0x80)
     }
@@ -224,6 +351,8 @@ impl Tokenizer {
         match self {
             Self::Byte | Self::Character(_) => Some(from),
             #[cfg(feature = "tokenizers")]
+            Self::WordPiece(_) => WordPiece::border(text, from),
+            #[cfg(feature = "tokenizers")]
             Self::Gpt2 => {
                 let mut after_word =
                     text[..from].chars().next_back().is_some_and(|c| !c.is_whitespace());
@@ -241,13 +370,14 @@ impl Tokenizer {
     #[cfg_attr(not(feature = "tokenizers"), allow(unused_variables))]
     pub(super) fn last_border(&self, text: &str) -> Option<usize> {
         match self {
-            Self::Byte | Self::Character(_) => None,
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::last_border(text),
+            _ => None,
         }
     }
 
-    /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately.
+    /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately. Words of
+    /// WordPiece are decoded with a space before each.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id beyond the vocabulary.
@@ -263,6 +393,8 @@ impl Tokenizer {
             }
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::decode(ids),
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => tokenizer.decode(ids),
         })
     }
 
@@ -281,8 +413,6 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Io`]; [`Error::File`] for anything that is not such a file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        /// Every character there is, as JSON escapes.
-        const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
         serde_json::from_slice(&disk::read_small(path, LARGEST)?).map_err(|e| {
             Error::file(
                 path,
@@ -291,6 +421,20 @@ impl Tokenizer {
         })
     }
 }
+
+/// Bytes that are encoded at a time.
+const PIECE: usize = 1 << 19;
+
+/// Every character there is, as JSON escapes.
+const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
+
+/// The first key of our files.
+#[cfg(feature = "tokenizers")]
+const OURS: &[u8] = b"\"sparse24_tokenizer\"";
+
+/// Read so that a build without the feature can name it.
+#[cfg(not(feature = "tokenizers"))]
+type Vocabulary = serde_json::Value;
 
 /// Contents of `tokenizer.json`.
 #[derive(Serialize, Deserialize)]
@@ -302,15 +446,22 @@ struct Description {
     /// All characters, ascending; for the character tokenizer only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     characters: Option<String>,
+    /// For WordPiece only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wordpiece: Option<Vocabulary>,
 }
 
 impl From<Tokenizer> for Description {
     fn from(tokenizer: Tokenizer) -> Self {
-        let characters = match &tokenizer {
-            Tokenizer::Character(characters) => Some(characters.iter().collect()),
-            _ => None,
-        };
-        Self { sparse24_tokenizer: 1, kind: tokenizer.kind(), characters }
+        let kind = tokenizer.kind();
+        let (mut characters, mut wordpiece) = (None, None);
+        match tokenizer {
+            Tokenizer::Character(all) => characters = Some(all.iter().collect()),
+            #[cfg(feature = "tokenizers")]
+            Tokenizer::WordPiece(tokenizer) => wordpiece = Some(tokenizer.vocabulary().clone()),
+            _ => {}
+        }
+        Self { sparse24_tokenizer: 1, kind, characters, wordpiece }
     }
 }
 
@@ -323,6 +474,20 @@ impl TryFrom<Description> for Tokenizer {
                 "version {} is not 1; a newer sparse24 may read it",
                 description.sparse24_tokenizer
             ));
+        }
+        match (description.kind, description.wordpiece) {
+            #[cfg(feature = "tokenizers")]
+            (TokenizerKind::WordPiece, Some(vocabulary)) => {
+                return WordPiece::try_from(vocabulary).map(Self::WordPiece);
+            }
+            #[cfg(feature = "tokenizers")]
+            (TokenizerKind::WordPiece, None) => {
+                return Err("kind `wordpiece` needs its `wordpiece`".to_owned());
+            }
+            (kind, Some(_)) if kind != TokenizerKind::WordPiece => {
+                return Err(format!("kind `{}` has no `wordpiece`", kind.name()));
+            }
+            _ => {}
         }
         match (description.kind, description.characters) {
             (TokenizerKind::Character, None) => {
@@ -351,162 +516,4 @@ impl TryFrom<Description> for Tokenizer {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const TEXT: &str = "Hello, wörld: 3.14 \u{1F600}\n\n\tdon't  <|endoftext|>";
-
-    #[test]
-    fn vocabularies() {
-        let characters = Tokenizer::for_text(TokenizerKind::Character, "banana\n").unwrap();
-        assert_eq!(characters, Tokenizer::Character(vec!['\n', 'a', 'b', 'n']));
-        assert_eq!(characters.encode("nab").unwrap(), [3, 1, 2]);
-        assert_eq!(Tokenizer::Byte.encode("é").unwrap(), [0xc3, 0xa9]);
-        assert_eq!(Tokenizer::Byte.vocabulary(), 256);
-        let message = characters.encode("né").unwrap_err().to_string();
-        assert!(
-            message.contains("'é' (U+00E9) at byte 1") && message.contains("4 characters"),
-            "{message}"
-        );
-        let message = characters.decode(&[0, 4]).unwrap_err().to_string();
-        assert!(
-            message.contains("token 4 at position 1") && message.contains("vocabulary of 4"),
-            "{message}"
-        );
-    }
-
-    #[cfg(feature = "tokenizers")]
-    #[test]
-    fn gpt2_ids_are_the_published_ones() {
-        // From OpenAI's encoder: "Hello, world!" and the text of the end-of-text token, which is
-        // ordinary here.
-        assert_eq!(Tokenizer::Gpt2.encode("Hello, world!").unwrap(), [15496, 11, 995, 0]);
-        assert_eq!(
-            Tokenizer::Gpt2.encode("<|endoftext|>").unwrap(),
-            [27, 91, 437, 1659, 5239, 91, 29]
-        );
-        assert_eq!(Tokenizer::Gpt2.decode(&[50_256]).unwrap(), b"<|endoftext|>");
-        assert!(Tokenizer::Gpt2.decode(&[50_257]).is_err());
-    }
-
-    #[cfg(feature = "tokenizers")]
-    #[test]
-    fn gpt2_survives_hostile_runs() {
-        for hostile in [
-            " ".repeat(200_000) + "x",
-            "\n".repeat(200_000),
-            "a".repeat(200_000),
-            "\u{1F600}".repeat(50_000),
-            "\0".repeat(200_000),
-        ] {
-            let ids = Tokenizer::Gpt2.encode(&hostile).unwrap();
-            assert_eq!(Tokenizer::Gpt2.decode(&ids).unwrap(), hostile.as_bytes());
-        }
-        let message = Tokenizer::Gpt2.encode(&(" ".repeat(300_000) + "x")).unwrap_err().to_string();
-        assert!(
-            message.contains("around byte 262144") && message.contains("white-space"),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn a_long_text_is_encoded_like_a_short_one() {
-        let text = "word, ".repeat(400_000);
-        let tokenizer = Tokenizer::for_text(TokenizerKind::Character, &text).unwrap();
-        let mut tokens = Tokens::for_vocabulary(tokenizer.vocabulary());
-        tokenizer.encode_into(&text, &mut tokens).unwrap();
-        let mut ids = Vec::new();
-        tokens.copy_to(0, tokens.len(), &mut ids);
-        assert_eq!(ids, tokenizer.encode(&text).unwrap());
-        let message = tokenizer.encode_into(&(text + "X"), &mut tokens).unwrap_err().to_string();
-        assert!(message.contains("'X' (U+0058) at byte 2400000"), "{message}");
-    }
-
-    #[test]
-    fn every_kind_survives_a_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokenizer.json");
-        let mut fingerprints = Vec::new();
-        for kind in TokenizerKind::ALL {
-            let Ok(tokenizer) = Tokenizer::for_text(kind, TEXT) else { continue };
-            tokenizer.save(&path).unwrap();
-            let loaded = Tokenizer::load(&path).unwrap();
-            assert_eq!(loaded, tokenizer);
-            let ids = loaded.encode(TEXT).unwrap();
-            assert!(ids.iter().all(|&id| id < loaded.vocabulary()));
-            assert_eq!(loaded.decode(&ids).unwrap(), TEXT.as_bytes());
-            fingerprints.push(loaded.fingerprint());
-        }
-        fingerprints
-            .push(Tokenizer::for_text(TokenizerKind::Character, "other").unwrap().fingerprint());
-        for (i, one) in fingerprints.iter().enumerate() {
-            assert!(fingerprints[..i].iter().all(|other| other != one));
-        }
-    }
-
-    #[test]
-    fn hostile_files_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokenizer.json");
-        for (content, expected) in [
-            ("", "EOF"),
-            ("[1]", "not a tokenizer"),
-            (r#"{"version":"1.0","model":{"type":"BPE"}}"#, "unknown field `version`"),
-            (r#"{"sparse24_tokenizer":2,"kind":"byte"}"#, "version 2 is not 1"),
-            (r#"{"sparse24_tokenizer":1,"kind":"word"}"#, "unknown variant `word`"),
-            (r#"{"sparse24_tokenizer":1,"kind":"char"}"#, "needs its `characters`"),
-            (r#"{"sparse24_tokenizer":1,"kind":"char","characters":""}"#, "is empty"),
-            (r#"{"sparse24_tokenizer":1,"kind":"char","characters":"ba"}"#, "'b' comes before 'a'"),
-            (r#"{"sparse24_tokenizer":1,"kind":"char","characters":"aa"}"#, "must ascend"),
-            (r#"{"sparse24_tokenizer":1,"kind":"byte","characters":"a"}"#, "has no `characters`"),
-            (r#"{"sparse24_tokenizer":1,"kind":"char","characters":"\ud800"}"#, "not a tokenizer"),
-        ] {
-            fs::write(&path, content).unwrap();
-            let message = Tokenizer::load(&path).unwrap_err().to_string();
-            assert!(
-                message.contains("tokenizer.json") && message.contains(expected),
-                "{content}: {message}"
-            );
-        }
-        fs::write(&path, " ".repeat(14_000_000)).unwrap();
-        assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("holds 14000000 bytes"));
-        assert!(
-            Tokenizer::load(&folder.path().join("none"))
-                .unwrap_err()
-                .to_string()
-                .starts_with("cannot read")
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn pieces_encode_as_the_whole(text in "([ \
-            \n\t\u{a0}]{0,3}|'s|[a-z]{1,5}|[0-9]|[.,!']|é|😀){0,40}", size in 1_usize..20) {
-                        for kind in TokenizerKind::ALL {
-                if let Ok(tokenizer) = Tokenizer::for_text(kind, &text) {
-                    let pieces: Vec<&str> = tokenizer.pieces(&text, size).collect();
-                    prop_assert_eq!(pieces.concat(), text.as_str());
-                    prop_assert!(pieces.iter().rev().skip(1).all(|piece| piece.len() >= size));
-                    let encode = |piece: &&str| tokenizer.encode(piece).unwrap();
-                    let apart: Vec<u32> = pieces.iter().flat_map(encode).collect();
-                    prop_assert_eq!(apart, tokenizer.encode(&text).unwrap());
-                }
-            }
-        }
-
-        #[test]
-        fn decode_inverts_encode(text in any::<String>()) {
-            for kind in TokenizerKind::ALL {
-                if let Ok(tokenizer) = Tokenizer::for_text(kind, &text) {
-                    let ids = tokenizer.encode(&text).unwrap();
-                    prop_assert!(ids.iter().all(|&id| id < tokenizer.vocabulary()));
-                    prop_assert_eq!(tokenizer.decode(&ids).unwrap(), text.as_bytes());
-                }
-            }
-        }
-    }
-}
+mod tests;

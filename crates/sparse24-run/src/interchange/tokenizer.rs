@@ -1,5 +1,5 @@
 //! The tokenizer files that `AutoTokenizer.from_pretrained` reads: a byte-pair encoding, spelled
-//! with one character per byte.
+//! with one character per byte, or a WordPiece vocabulary.
 //!
 //! Invariant: a text has the ids that [`Tokenizer::encode`] gives it.
 
@@ -13,6 +13,9 @@ use crate::{
     disk, json,
     tensors::shards::check_inside,
 };
+
+#[cfg(feature = "tokenizers")]
+mod wordpiece;
 
 /// GPT-2's token between documents.
 const END: &str = "<|endoftext|>";
@@ -91,11 +94,13 @@ fn spaced(merges: Value) -> Value {
     merges.into_iter().map(spaced).collect()
 }
 
-/// Names and contents of the files, for GPT-2's tokenizer and for bytes. Characters have no such
-/// encoding.
+/// Names and contents of the files. Characters have no such encoding.
 pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
-    if tokenizer.kind() == TokenizerKind::Character {
-        return Vec::new();
+    match tokenizer {
+        Tokenizer::Character(_) => return Vec::new(),
+        #[cfg(feature = "tokenizers")]
+        Tokenizer::WordPiece(tokenizer) => return wordpiece::files(tokenizer, positions),
+        _ => {}
     }
     let end = end_of_text(Some(tokenizer));
     let ordinary = end.unwrap_or(tokenizer.vocabulary());

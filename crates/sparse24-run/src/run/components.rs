@@ -155,7 +155,7 @@ impl RunData {
         match self {
             Self::Text(dataset) => {
                 let windows = CausalLm { dataset, seed, shape, ahead };
-                let masked = masked_lm(recipe);
+                let masked = masked_lm(recipe, self.tokenizer());
                 Box::new(Batches { windows, masked, sequence_length: shape.sequence_length })
             }
             Self::Task(examples) => {
@@ -172,7 +172,8 @@ impl RunData {
         match self {
             Self::Text(dataset) => {
                 let windows = dataset.evaluation_windows(sequence_length, tokens);
-                Box::new(Batches { windows, masked: masked_lm(recipe), sequence_length })
+                let masked = masked_lm(recipe, self.tokenizer());
+                Box::new(Batches { windows, masked, sequence_length })
             }
             Self::Task(examples) => Box::new(TaskBatches::new(examples, 0, recipe.batch, 1)),
         }
@@ -245,7 +246,7 @@ pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
 /// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a
 /// run starts from or has saved, which may be padded.
 pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize {
-    config.model.vocabulary(data.vocabulary()).max(rows)
+    config.model.vocabulary(data.vocabulary(), data.tokenizer()).max(rows)
 }
 
 /// A trainer at step 0, if this machine has enough memory.
@@ -295,19 +296,24 @@ impl Objective for CausalLm<'_> {
     }
 }
 
-/// The masked-token objective of a model that has one. Its mask token is the last id.
+/// The masked-token objective of a model that has one. Its mask token is the tokenizer's, or the
+/// last id if the tokenizer has none.
 #[must_use]
-pub fn masked_lm(recipe: &Recipe) -> Option<MaskedLm> {
+pub fn masked_lm(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Option<MaskedLm> {
     let ModelSpec::Bert(spec @ BertSpec { prediction: None, .. }) = &recipe.model else {
         return None;
     };
-    let mask_token = spec.vocabulary as u32 - 1;
+    let special_tokens = tokenizer.map(Tokenizer::special_tokens).unwrap_or_default();
+    let (mask_token, vocabulary) = match (tokenizer, special_tokens.last()) {
+        (Some(tokenizer), Some(&mask_token)) => (mask_token, tokenizer.vocabulary()),
+        _ => [spec.vocabulary as u32 - 1; 2].into(),
+    };
     let (seed, probability) = (recipe.seed, spec.mask_probability);
-    Some(MaskedLm { seed, probability, mask_token, vocabulary: mask_token })
+    Some(MaskedLm { seed, probability, mask_token, vocabulary, special_tokens })
 }
 
 /// Batches of next-token prediction, turned into those of a model: masked, if there is a rule.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Batches<T> {
     /// Next-token prediction.
     pub windows: T,

@@ -30,6 +30,23 @@ fn a_run_repeats_its_bits_and_its_losses() {
 }
 
 #[test]
+fn a_bert_reads_wordpiece() {
+    let place = Place::new();
+    let prepare = "prepare --data text --json --tokenizer";
+    let pieces = place.json(&format!("{prepare} wordpiece --pieces 100 --out pieces"));
+    let data = "--set data.path=pieces --set data.tokenizer=wordpiece --set steps=12";
+    place.train("run", &format!("{BERT} {data} {SAVED} --method fst --set batch.size=2"));
+    place.repeats("run");
+    // The vocabulary has a mask token of its own.
+    let table = place.answer("structure run");
+    let rows = format!("embeddings.word_embeddings.weight {}", pieces["vocabulary"]);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&table).contains(&rows), "{table}");
+    let again = place.json(&format!("{prepare} run/tokenizer.json --out again"));
+    assert_eq!(again["fingerprint"], pieces["fingerprint"]);
+}
+
+#[test]
 fn what_a_bert_cannot_do_is_refused() {
     let place = Place::trained(BERT);
     for (line, code, pattern) in [

@@ -30,6 +30,23 @@ fn a_text_becomes_shards() {
 }
 
 #[test]
+fn a_vocabulary_is_trained_and_taken_from_files() {
+    let place = Place::new();
+    place.write("text", "The lower, the NEWER the lowest -- newest\n".repeat(50));
+    let line = "prepare --data text --json --tokenizer";
+    let trained = place.json(&format!("{line} wordpiece --pieces 100 --out trained"));
+    let pieces_of = |summary: &serde_json::Value| summary["vocabulary"].as_u64().unwrap();
+    assert!((30..=100).contains(&pieces_of(&trained)), "{trained}");
+    let pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nlower\n";
+    place.write("vocab.txt", pieces);
+    for (file, expected) in [("trained/tokenizer.json", pieces_of(&trained)), ("vocab.txt", 7)] {
+        let again = place.json(&format!("{line} {file} --out again --force"));
+        assert_eq!(pieces_of(&again), expected, "{file}");
+        assert_eq!(again["fingerprint"] == trained["fingerprint"], file != "vocab.txt", "{file}");
+    }
+}
+
+#[test]
 fn documents_become_shards() {
     let place = Place::new();
     let documents: Vec<String> = (0..40).map(|n| format!("document {n}\n")).collect();
@@ -81,7 +98,10 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out out --validation 5000", 3, "text: 1000 tokens*5000"),
         ("text --out one", 3, "one: *not a folder"),
         ("text --out one/out", 4, "cannot create one: "),
-        ("text --out out --tokenizer word", 2, "'word'*byte, char, gpt2"),
+        ("text --out out --tokenizer word", 2, "'word'*byte, char, wordpiece, gpt2*file"),
+        ("text --out out --tokenizer text", 3, "text: not a WordPiece vocabulary*[PAD]"),
+        ("text --out out --tokenizer lines.jsonl", 3, "lines.jsonl: not a WordPiece"),
+        ("text --out out --tokenizer wordpiece --pieces 5", 2, "--pieces*5"),
         ("text --out out --validation=0", 2, "--validation*0"),
         ("text --out out --validation=1", 2, "--validation*1"),
         ("text --out out --validation=NaN", 2, "NaN*--validation*share"),

@@ -87,6 +87,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
         TokenizerKind::Byte => 256,
         // The number of characters in tinyshakespeare.
         TokenizerKind::Character => 65,
+        TokenizerKind::WordPiece => 32768,
         TokenizerKind::Gpt2 => 50257,
     };
     let mut recipe = config.recipe(vocabulary)?;
