@@ -127,7 +127,7 @@ fn model(
     if let Some(prediction) = spec.prediction() {
         batch.targets = vec![HeadLoss::IGNORE; 10];
         let of = |target: u32| match prediction {
-            Prediction::Class(_) => target,
+            Prediction::Class(_) | Prediction::Span => target,
             Prediction::Value => (target as f32 - 0.5).to_bits(),
         };
         (batch.targets[2], batch.targets[5]) = (of(1), of(0));
@@ -176,6 +176,8 @@ fn whole_model() {
         (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
         (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Class(3)), ..base }), 0.25),
         (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Value), ..base }), 0.25),
+        (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),
+        (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),
     ];
     for (spec, dropout) in models {
         let weights = random_weights(&spec);
