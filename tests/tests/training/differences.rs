@@ -184,10 +184,20 @@ fn whole_model() {
         let (_, gradients) = model(&spec, &weights, &mut Dense(&weights), dropout);
         for (name, _) in parameters(&spec) {
             let mut moved = weights.clone();
-            check(&name, &weights[&name], &gradients[&name], all, |w| {
-                moved.insert(name.clone(), w.clone());
-                model(&spec, &moved, &mut Dense(&moved), dropout).0
-            });
+            // What moves all tokens alike moves no softmax over them: its gradient is rounding noise.
+            let moves_all = ["qa_outputs.bias", "layer.1.output.LayerNorm.bias", "ln_f.bias"];
+            let noise = spec.prediction() == Some(Prediction::Span)
+                && moves_all.iter().any(|end| name.ends_with(end));
+            check(
+                &name,
+                &weights[&name],
+                &gradients[&name],
+                |_| !noise,
+                |w| {
+                    moved.insert(name.clone(), w.clone());
+                    model(&spec, &moved, &mut Dense(&moved), dropout).0
+                },
+            );
         }
     }
 }

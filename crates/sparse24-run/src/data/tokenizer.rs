@@ -1,7 +1,7 @@
 //! Tokenizers. Invariant: `decode(encode(text)) == text`, and every id is below
 //! [`Tokenizer::vocabulary`].
 
-use std::{iter, path::Path};
+use std::{iter, ops::Range, path::Path};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -164,6 +164,27 @@ impl Tokenizer {
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::encode(text),
         }
+    }
+
+    /// The ids of a text, and the bytes of the text that each stands for, in order.
+    ///
+    /// # Errors
+    /// Same as [`Tokenizer::encode`].
+    pub fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<u32>>), Error> {
+        let ids = self.encode(text)?;
+        let mut end = 0;
+        let ranges = ids.iter().map(|&id| {
+            let start = end;
+            end += match self {
+                Self::Byte => 1,
+                Self::Character(characters) => characters[id as usize].len_utf8() as u32,
+                #[cfg(feature = "tokenizers")]
+                Self::Gpt2 => gpt2::decode(&[id]).len() as u32,
+            };
+            start..end
+        });
+        let ranges = ranges.collect();
+        Ok((ids, ranges))
     }
 
     /// Appends the ids of a text of any length, without a second copy of them, on all threads of
