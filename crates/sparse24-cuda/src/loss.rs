@@ -104,8 +104,8 @@ pub fn squared_error(
 /// token.
 #[derive(Debug, Clone, Copy)]
 pub struct SpanLoss {
-    /// Logits `[p, columns]`, of the first token in column 0 and of the last in column 1; columns are
-    /// a multiple of 8, and others are padding.
+    /// Logits `[p, columns]`, of the first token in column 0 and of the last in column 1; columns
+    /// are a multiple of 8, and the others are padding.
     pub logits: Matrix<bf16>,
     /// Targets `[p, 1]`: the first of a sequence that is not [`IGNORE`] is in the row of the first
     /// token, and is the position of the last one. A sequence without one has loss 0; a span that

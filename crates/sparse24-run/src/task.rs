@@ -10,6 +10,7 @@
 //! | predictions to scores | [`Score`] |
 
 mod batch;
+mod example;
 mod examples;
 mod read;
 mod score;
@@ -17,7 +18,8 @@ mod spans;
 mod squad;
 
 pub use batch::TaskBatches;
-pub use examples::{Example, Examples, Judgement, Layout, Split, Target, TaskSource};
+pub use example::{Example, Layout, Target, TaskSource};
+pub use examples::{Examples, Judgement, Split};
 pub use score::Score;
 pub use spans::{LONGEST_QUESTION, Spans};
 

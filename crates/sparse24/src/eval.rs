@@ -34,8 +34,8 @@ pub(crate) struct Args {
     #[arg(long)]
     best: bool,
     /// Data to use instead of the run's: a text file, a folder of text files, or token shards
-    /// (only shards if the model has no tokenizer); for a fine-tuned model, a folder of its task, or
-    /// a file of questions
+    /// (only shards if the model has no tokenizer); for a fine-tuned model, a folder of its task,
+    /// or a file of questions
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// Validation tokens to evaluate, in evenly spaced sequences; 0 is all

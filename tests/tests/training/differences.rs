@@ -184,7 +184,7 @@ fn whole_model() {
         let (_, gradients) = model(&spec, &weights, &mut Dense(&weights), dropout);
         for (name, _) in parameters(&spec) {
             let mut moved = weights.clone();
-            // What moves all tokens alike moves no softmax over them: its gradient is rounding noise.
+            // A shift of all tokens changes no softmax over them: the gradient is rounding noise.
             let moves_all = ["qa_outputs.bias", "layer.1.output.LayerNorm.bias", "ln_f.bias"];
             let noise = spec.prediction() == Some(Prediction::Span)
                 && moves_all.iter().any(|end| name.ends_with(end));

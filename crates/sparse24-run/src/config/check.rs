@@ -116,6 +116,9 @@ impl Config {
             if !(least..=most).contains(&outputs) {
                 return refuse("task.outputs", &format!("{least} to {most}"), outputs);
             }
+            if task.labels == Labels::Span && self.task.stride == 0 {
+                return refuse("task.stride", "at least 1 token", 0);
+            }
         }
         let share = self.data.validation_share;
         if !(share > 0.0 && share < 1.0) {

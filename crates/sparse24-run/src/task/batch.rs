@@ -12,7 +12,7 @@ use sparse24_train::{
     objective::{Batch, DataError, Evaluation, Objective},
 };
 
-use super::{Example, Examples, Labels, Layout, TaskSource, examples::Target};
+use super::{Example, Examples, Labels, Layout, TaskSource, example::Target};
 
 /// The batches of a run, and its validation split.
 #[derive(Debug)]

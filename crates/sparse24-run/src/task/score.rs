@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Score {
     /// The share of predictions that are the label.
     Accuracy,
-    /// 2 TP / (2 TP + FP + FN) of class 1; 0 if there are none. Of answers, the mean of that of their
-    /// words.
+    /// 2 TP / (2 TP + FP + FN) of class 1; 0 if there are none. Of answers, the mean of
+    /// that of their words.
     F1,
     /// The share of answers that are a right one after normalization.
     ExactMatch,
@@ -187,5 +187,35 @@ mod tests {
             };
             assert!(close, "{score:?}: {found:?}, expected {expected:?}");
         }
+    }
+
+    /// Expected values are from the definition in the evaluation script of SQuAD v1.1.
+    #[test]
+    fn scores_of_answers_are_those_of_squad() {
+        for (found, right, exact, f1) in [
+            ("the Denver Broncos!", &["Denver Broncos"][..], 1.0, 1.0),
+            ("Denver", &["Denver Broncos", "Carolina Panthers"], 0.0, 2.0 / 3.0),
+            ("a an the", &["The"], 1.0, 0.0),
+            ("", &["x"], 0.0, 0.0),
+            ("308", &["308 points", "308"], 1.0, 1.0),
+            ("to be or not to be", &["to be, to be"], 0.0, 0.8),
+            ("A-team", &["team"], 0.0, 0.0),
+            ("U.S.A.", &["usa"], 1.0, 1.0),
+            ("der Äpfel Café", &["DER ÄPFEL CAFÉ"], 1.0, 1.0),
+            ("the\u{2014}end", &["\u{2014}end"], 1.0, 1.0),
+            ("thé end", &["end"], 0.0, 2.0 / 3.0),
+            ("Saint\u{a0}Bernadette  Soubirous", &["Saint Bernadette Soubirous"], 1.0, 1.0),
+            ("1,000", &["1000"], 1.0, 1.0),
+        ] {
+            for (score, expected) in [(Score::ExactMatch, exact), (Score::F1, f1)] {
+                // Beside an answer that is right.
+                let value = score.of_answers(&[found, "x"], &[right.to_vec(), vec!["x"]]);
+                let value = value.expect("a score of answers");
+                let close = (value - (expected + 1.0) / 2.0).abs() < 1e-12;
+                assert!(close, "{score:?} of {found:?}: {value}, expected {expected} and 1");
+            }
+        }
+        assert_eq!(Score::F1.of_answers(&[], &[]), None);
+        assert_eq!(Score::Accuracy.of_answers(&["x"], &[vec!["x"]]), None);
     }
 }

@@ -9,7 +9,7 @@ use std::{ops::Range, path::Path};
 use rayon::prelude::*;
 
 use super::{
-    examples::{Example, Layout, Target, TaskSource},
+    example::{Example, Layout, Target, TaskSource},
     squad,
 };
 use crate::{Error, data::Tokenizer};
@@ -151,7 +151,7 @@ impl Spans {
         Example { tokens, second: begins, target: Target::Span(target) }
     }
 
-    /// The bytes that tell the questions and the rules apart from others, in pieces.
+    /// The bytes that identify the questions and the rules, in pieces.
     pub(super) fn identify(&self, mut piece: impl FnMut(&[u8])) {
         let Rules { longest, stride, .. } = self.rules;
         let mut bytes = Vec::new();
@@ -325,4 +325,130 @@ fn best_span(logits: &[f32]) -> Option<(f32, Range<usize>)> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::task::find;
+
+    const CONTEXT: &str = "In 1843 Ada wrote the first program, and \u{c9}mile read it.";
+
+    /// Two questions, of which the second is longer than a window lets it be.
+    fn spans(layout: Layout, max_length: usize, stride: usize) -> Result<Spans, Error> {
+        let question = |id: &str, text: &str, answer: &str| {
+            let start =
+                CONTEXT.chars().count() - CONTEXT.split_once(answer).unwrap().1.chars().count();
+            let start = start - answer.chars().count();
+            serde_json::json!({
+                "id": id, "question": text, "answers": [{"text": answer, "answer_start": start}],
+            })
+        };
+        let questions =
+            [question("w", "Who?", "Ada"), question("r", &"r".repeat(70), "\u{c9}mile")];
+        let paragraph = serde_json::json!({"context": CONTEXT, "qas": questions});
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let data = serde_json::json!({"data": [{"paragraphs": [paragraph]}]});
+        fs::write(file.path(), data.to_string()).unwrap();
+        let (task, folder) = (find("squad").unwrap(), file.path().to_owned());
+        let source = TaskSource { task, folder, layout, max_length, stride };
+        Spans::read(file.path(), &source, &Tokenizer::Byte)
+    }
+
+    #[test]
+    fn windows_cover_the_context() {
+        for (layout, max_length, stride, first) in [
+            (Layout::Bert, 27, 9, vec![256, 87, 104, 111, 63, 256, 73, 110]),
+            (Layout::Gpt2, 27, 9, vec![87, 104, 111, 63, 73, 110]),
+            (Layout::Gpt2, 27, 1000, vec![87, 104, 111, 63, 73, 110]),
+            (Layout::Bert, 300, 128, vec![256, 87, 104, 111, 63, 256, 73, 110]),
+        ] {
+            let spans = spans(layout, max_length, stride).unwrap();
+            assert_eq!(spans.example(0).tokens[..first.len()], first);
+            assert_eq!(spans.cut(), 1);
+            for question in 0..2 {
+                let mut next = 0;
+                let mut holds = false;
+                for number in spans.before[question]..spans.before[question + 1] {
+                    let Window { context, begins, question, .. } = spans.window(number);
+                    let Example { tokens, target, second } = spans.example(number);
+                    assert_eq!((second, tokens.len() <= max_length), (begins, true));
+                    assert!(context.start <= next && context.end > next, "{context:?} at {next}");
+                    assert!(number == 0 || context.start == 0 || tokens.len() > context.len());
+                    next = context.end;
+                    let target = match target {
+                        Target::Span([0, 0]) => continue,
+                        Target::Span([first, last]) => first as usize..last as usize + 1,
+                        Target::Label(label) => panic!("{label}"),
+                    };
+                    holds = true;
+                    let bytes: Vec<u8> = tokens[target].iter().map(|&token| token as u8).collect();
+                    assert_eq!(bytes, CONTEXT.as_bytes()[question.answers[0].clone()]);
+                }
+                assert_eq!(next, CONTEXT.len(), "{layout:?} {max_length} {stride}");
+                assert!(holds || stride > 27, "no window holds the answer");
+            }
+            assert_eq!(spans.longest(), {
+                let lengths = (0..spans.len()).map(|number| spans.example(number).tokens.len());
+                lengths.max().unwrap()
+            });
+        }
+        let error = spans(Layout::Bert, 3, 1).unwrap_err().to_string();
+        assert!(error.contains("task.max_length: 3 tokens hold no token"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_is_the_best_span_of_all_windows() {
+        let spans = spans(Layout::Gpt2, 27, 9).unwrap();
+        let length = 30;
+        let mut outputs = vec![0.0; spans.len() * length * 2];
+        let mut set = |window: usize, column: usize, token: usize, logit: f32| {
+            let Window { context, begins, .. } = spans.window(window);
+            outputs[2 * (window * length + begins + token - context.start) + column] = logit;
+        };
+        let second = spans.before[1];
+        // The end of "Ada", in the second window; and less likely, in the first one, "1843".
+        set(0, 0, 3, 2.0);
+        set(0, 1, 6, 1.0);
+        set(1, 0, 9, 2.0);
+        set(1, 1, 10, 1.5);
+        // Half of a character at both ends, and white space: an answer is whole characters.
+        let accent = CONTEXT.find('\u{c9}').unwrap();
+        let window = (second..spans.len())
+            .find(|&number| spans.window(number).context.contains(&(accent + 2)))
+            .unwrap();
+        set(window, 0, accent + 1, 5.0);
+        set(window, 1, accent + 6, 5.0);
+        // A token of the question, or of padding, is no answer.
+        outputs[2 * window * length] = 99.0;
+        outputs[2 * (window * length + length - 1) + 1] = 99.0;
+        assert_eq!(spans.answers(&outputs), [("w", "da"), ("r", "\u{c9}mile")]);
+        assert_eq!(spans.right(), [["Ada"], ["\u{c9}mile"]]);
+    }
+
+    /// The best pair of logits, and the rules about length, order and number.
+    #[test]
+    fn the_best_span_is_in_order_and_short() {
+        let of = |logits: &[(usize, usize, f32)], tokens: usize| {
+            let mut all = vec![0.0; 2 * tokens];
+            logits.iter().for_each(|&(token, column, logit)| all[2 * token + column] = logit);
+            best_span(&all)
+        };
+        for (logits, tokens, expected) in [
+            (&[(3, 0, 1.0), (5, 1, 1.0)][..], 40, Some((2.0, 3..6))),
+            (&[(5, 0, 1.0), (3, 1, 1.0)], 40, Some((1.0, 0..4))),
+            (&[(2, 0, 1.0), (31, 1, 1.0)], 40, Some((2.0, 2..32))),
+            (&[(2, 0, 3.0), (32, 1, 1.0)], 40, Some((3.0, 2..3))),
+            (&[], 3, Some((0.0, 0..1))),
+            (&[], 0, None),
+        ] {
+            assert_eq!(of(logits, tokens), expected, "{logits:?}");
+        }
+        // Only 20 last tokens are considered: here those before the first one.
+        let lasts = (0..20).map(|token| (token, 1, 1.0));
+        let firsts = (30..50).map(|token| (token, 0, 9.0));
+        assert_eq!(of(&lasts.chain(firsts).collect::<Vec<_>>(), 60), None);
+    }
 }

@@ -170,22 +170,28 @@ struct List<T>(Vec<T>);
 trait Element {
     /// Name of the list.
     const LIST: &'static str;
+    /// Name of the list in an element.
+    const BELOW: &'static str;
 }
 
 impl Element for Article<'_> {
     const LIST: &'static str = "data";
+    const BELOW: &'static str = "paragraphs";
 }
 
 impl Element for InFile<'_> {
     const LIST: &'static str = "paragraphs";
+    const BELOW: &'static str = "qas";
 }
 
 impl Element for Asked<'_> {
     const LIST: &'static str = "qas";
+    const BELOW: &'static str = "answers";
 }
 
 impl Element for Answer<'_> {
     const LIST: &'static str = "answers";
+    const BELOW: &'static str = "";
 }
 
 impl<'de, T: Deserialize<'de> + Element> Deserialize<'de> for List<T> {
@@ -206,8 +212,11 @@ impl<'de, T: Deserialize<'de> + Element> Deserialize<'de> for List<T> {
                         Ok(Some(element)) => elements.push(element),
                         Ok(None) => return Ok(List(elements)),
                         Err(error) => {
-                            let place = format!("{}[{}]", T::LIST, elements.len());
-                            return Err(A::Error::custom(format!("{place}: {error}")));
+                            let (place, error) = (elements.len(), error.to_string());
+                            let is_place = error.starts_with(&format!("{}[", T::BELOW));
+                            let then = if is_place { "." } else { ": " };
+                            let error = format!("{}[{place}]{then}{error}", T::LIST);
+                            return Err(A::Error::custom(error));
                         }
                     }
                 }
@@ -215,5 +224,80 @@ impl<'de, T: Deserialize<'de> + Element> Deserialize<'de> for List<T> {
         }
 
         json.deserialize_seq(Elements(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &str) -> Result<Vec<Paragraph>, Error> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        read(file.path())
+    }
+
+    /// A file of one paragraph, which XQuAD's have before the version.
+    fn file(context: &str, questions: &str) -> String {
+        let paragraph = format!(r#"{{"context": "{context}", "qas": [{questions}]}}"#);
+        format!(r#"{{"data": [{{"paragraphs": [{paragraph}], "title": "t"}}], "version": "1.1"}}"#)
+    }
+
+    fn question(id: &str, text: &str, start: usize) -> String {
+        let answers = format!(r#"[{{"answer_start": {start}, "text": "{text}"}}]"#);
+        format!(r#"{{"answers": {answers}, "id": "{id}", "question": " Who? "}}"#)
+    }
+
+    #[test]
+    fn answers_are_found_by_code_point() {
+        let context = "é😀".repeat(100) + "Zoë";
+        let questions = [question("a", "Zoë", 200), question("b", "é", 64)].join(",");
+        let read = read_text(&file(&context, &questions)).unwrap();
+        let [Paragraph { questions, .. }] = &read[..] else { panic!("{read:?}") };
+        let answers = questions.iter().map(|question| question.answers[0].clone());
+        assert_eq!(answers.collect::<Vec<_>>(), [600..604, 192..194]);
+        assert_eq!((questions[0].id.as_str(), questions[1].text.as_str()), ("a", "Who?"));
+    }
+
+    #[test]
+    fn what_is_no_such_file_is_refused_by_its_place() {
+        let asked = |question: String| file("Zoë is here", &question);
+        for (text, place, problem) in [
+            (asked(question("a", "Zoe", 0)), "data[0].paragraphs[0].qas[0].answers[0]", "\"Zoe\""),
+            (asked(question("a", "here", 8)), "qas[0].answers[0]: ", "answer_start 8"),
+            (asked(question("a", "here", 99)), "qas[0].answers[0]: ", "answer_start 99"),
+            (asked(question("a", "", 0)), "qas[0].answers[0]: ", "the answer \"\""),
+            (
+                asked([question("a", "Zoë", 0), question("a", "is", 4)].join(",")),
+                "data[0].paragraphs[0].qas[1]: ",
+                "the id \"a\" of an earlier question",
+            ),
+            (
+                asked(question("a", "Zoë", 0).replace(" Who? ", " ")),
+                "paragraphs[0].qas[0]: ",
+                "has no question",
+            ),
+            (
+                asked(r#"{"id": "a", "question": "Who?", "answers": []}"#.to_owned()),
+                "paragraphs[0].qas[0]: ",
+                "has no answer",
+            ),
+            (
+                asked(r#"{"id": "a", "answers": []}"#.to_owned()),
+                "data[0].paragraphs[0].qas[0]: ",
+                "missing field `question`",
+            ),
+            (
+                asked(question("a", "Zoë", 0).replace(": 0", ": \"0\"")),
+                "data[0].paragraphs[0].qas[0].answers[0]: ",
+                "invalid type: string \"0\"",
+            ),
+            (file("x", ""), "", "holds no question"),
+            ("{\"data\": [".to_owned(), "data[0]: ", "EOF"),
+            ("[]".to_owned(), "is no file like SQuAD's", "invalid length 0"),
+        ] {
+            let error = read_text(&text).unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains(problem), "{text}: {error}");
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The head of a fine-tuned model: a row of each sequence, a pooler, dropout, outputs; or outputs of
-//! every token.
+//! The head of a fine-tuned model: a row of each sequence, a pooler, dropout, outputs; or outputs
+//! of every token.
 
 use sparse24_core::op::Activation;
 use sparse24_tests::oracle::{
