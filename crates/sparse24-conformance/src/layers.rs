@@ -309,15 +309,9 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
 /// a vocabulary of one has the squared error.
 pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     bench.tame();
-    let [p, d, vocabulary, chunk] = draw.sizes;
-    let vocabulary = vocabulary.max(1);
-    let [trains, add, ignores, smoothed] = draw.options;
-    let biased = draw.batch == 2;
-    let (p, d) = (p.max(1), bench.columns(d));
-    let (x, x_host) = bench.activation(p, d);
-    let (embedding, e_host) = bench.parameter([vocabulary, d]);
-    let e_host = bench.storage.rounded(&e_host);
-    let (bias, bias_host) = bench.bias(vocabulary);
+    let [p, _, vocabulary, chunk] = draw.sizes;
+    let (p, vocabulary) = (p.max(1), vocabulary.max(1));
+    let [_, _, ignores, smoothed] = draw.options;
     let mut targets = match vocabulary {
         1 => bench.matrix([p, 1]).iter().map(|&t| (t as f32).to_bits()).collect(),
         _ => bench.random_ids(p, vocabulary),
@@ -330,8 +324,52 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         1 => TargetLoss::SquaredError,
         _ => TargetLoss::CrossEntropy { smoothing },
     };
-    let logits =
-        bench.alloc([p.div_ceil(chunk), vocabulary], DType::Activation, Region::Activations);
+    let held = p.div_ceil(chunk);
+    head(bench, draw, [vocabulary, held], kind, &targets, |a, logits, scale| match kind {
+        TargetLoss::SquaredError => layers::squared_error(a, logits, &targets, scale),
+        _ => layers::loss(a, logits, &targets, smoothing.into(), scale),
+    });
+}
+
+/// Spans of one token to all, in sequences of every length, some of them without a target.
+pub(super) fn span_loss(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.tame();
+    let [tokens, _, of_length, n] = draw.sizes;
+    // Several sequences of p tokens, unless there are many.
+    let rows = tokens.clamp(1, 300);
+    let mut lengths: Vec<u32> = bench.random_ids(n, rows).into_iter().map(|id| id + 1).collect();
+    lengths[0] = rows.min(of_length.max(1)) as u32;
+    let mut targets = vec![HeadLoss::IGNORE; n * rows];
+    for (i, &length) in lengths.iter().enumerate() {
+        let ends = bench.random_ids(2, length as usize);
+        let (first, last) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
+        if i == 0 || !draw.options[2] {
+            targets[i * rows + first as usize] = last;
+        }
+    }
+    let kind = TargetLoss::Span { lengths: bench.ids(&lengths) };
+    head(bench, draw, [2, n * rows], kind, &targets, |a, logits, scale| {
+        layers::span_loss(a, logits, &targets, &lengths, scale)
+    });
+}
+
+/// A head with this many outputs and rows of logits, and its loss and gradient of the logits.
+fn head(
+    bench: &mut Bench<'_>,
+    draw: &Draw,
+    [vocabulary, held]: [usize; 2],
+    kind: TargetLoss,
+    targets: &[u32],
+    compared: impl Fn(&mut Arithmetic, &Matrix, f64) -> (f64, Matrix),
+) {
+    let [trains, add, ..] = draw.options;
+    let biased = draw.batch == 2;
+    let (p, d) = (targets.len(), bench.columns(draw.sizes[1]));
+    let (x, x_host) = bench.activation(p, d);
+    let (embedding, e_host) = bench.parameter([vocabulary, d]);
+    let e_host = bench.storage.rounded(&e_host);
+    let (bias, bias_host) = bench.bias(vocabulary);
+    let logits = bench.alloc([held, vocabulary], DType::Activation, Region::Activations);
     let (loss, dx) = (bench.sum("loss", [1, 1], false), bench.output("dx", p, d));
     let before = bench.matrix([vocabulary, d]);
     let mut dembedding = bench.unguarded("dE", before.clone(), Region::Gradients);
@@ -349,7 +387,7 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         x,
         embedding,
         bias: biased.then_some(bias),
-        targets: bench.ids(&targets),
+        targets: bench.ids(targets),
         kind,
         logits,
         loss: loss.tensor,
@@ -367,12 +405,7 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         }
         let logits = storage.between(a, &logits);
         let scale = LOSS_SCALE.into();
-        let (sum, dlogits) = match kind {
-            TargetLoss::CrossEntropy { .. } => {
-                layers::loss(a, &logits, &targets, smoothing.into(), scale)
-            }
-            TargetLoss::SquaredError => layers::squared_error(a, &logits, &targets, scale),
-        };
+        let (sum, dlogits) = compared(a, &logits, scale);
         let sum = Matrix::from_elem((1, 1), sum);
         if !trains {
             return vec![sum];

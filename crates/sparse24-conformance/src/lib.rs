@@ -54,6 +54,7 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("embed_forward", layers::embed_forward),
     ("embed_backward", layers::embed_backward),
     ("head_loss", layers::head_loss),
+    ("span_loss", layers::span_loss),
     ("logits", products::logits),
     ("dropout", layers::dropout),
     ("rows", layers::rows),

@@ -1,6 +1,7 @@
-//! Softmax cross-entropy over a vocabulary and squared error, with their gradients in place.
+//! Softmax cross-entropy over a vocabulary or a sequence and squared error, with their gradients in
+//! place.
 
-use ndarray::ArrayViewMut2;
+use ndarray::{ArrayViewMut1, ArrayViewMut2, s};
 use rayon::prelude::*;
 
 use crate::{Error, check, math, simd::vectorised};
@@ -83,4 +84,63 @@ pub fn squared_error(
         *z = 2.0 * scale * difference;
     }
     Ok(sum)
+}
+
+/// The summed loss of the spans of n sequences, in nats; overwrites the logits with their gradient.
+///
+/// With q = softmax over the first `lengths[i]` rows of sequence i, of column 0 and of column 1:
+/// loss = -(ln q_0(first) + ln q_1(last)) / 2 and dz = scale / 2 * (q - one-hot). The first target
+/// of a sequence that is not `ignore` is in row `first`, and is `last`. A sequence without one adds
+/// no loss; it and the rows after a length get zeros. Sequences are added in order. z `[p, 2]`; p
+/// targets; n lengths.
+///
+/// # Errors
+/// [`Error::Shape`] unless there are two columns, one target per row and p / n rows per sequence;
+/// [`Error::Token`] for a span that ends, or a length that is, beyond its sequence.
+pub fn span_loss(
+    mut z: ArrayViewMut2<'_, f32>,
+    targets: &[u32],
+    lengths: &[u32],
+    ignore: Option<u32>,
+    scale: f32,
+) -> Result<f64, Error> {
+    const NAME: &str = "span_loss";
+    let rows = targets.len().checked_div(lengths.len()).unwrap_or(0);
+    check::shape(NAME, "targets", [rows * lengths.len(), 1], [targets.len(), 1])?;
+    check::shape(NAME, "z", [targets.len(), 2], z.dim().into())?;
+    check::tokens(NAME, lengths, None, rows + 1)?;
+    let spans = targets.chunks(rows.max(1)).map(|targets| {
+        let first = targets.iter().position(|&target| Some(target) != ignore)?;
+        Some([first as u32, targets[first]])
+    });
+    let spans: Vec<Option<[u32; 2]>> = spans.collect();
+    for (span, &length) in spans.iter().zip(lengths) {
+        check::tokens(NAME, span.as_slice().as_flattened(), None, length as usize)?;
+    }
+    let mut sum = 0.0;
+    for (i, (span, &length)) in spans.iter().zip(lengths).enumerate() {
+        let (start, end) = (i * rows, i * rows + length as usize);
+        for column in 0..2 {
+            let loss = span.map(|span| {
+                let of_tokens = z.slice_mut(s![start..end, column]);
+                column_loss(of_tokens, span[column] as usize, scale / 2.0)
+            });
+            sum += loss.unwrap_or(0.0) / 2.0;
+        }
+        let from = if span.is_some() { end } else { start };
+        z.slice_mut(s![from..start + rows, ..]).fill(0.0);
+    }
+    Ok(sum)
+}
+
+/// The cross-entropy of the softmax of a column; overwrites it with `scale` times the gradient.
+fn column_loss(mut z: ArrayViewMut1<'_, f32>, target: usize, scale: f32) -> f64 {
+    let mut held = z.to_vec();
+    let maximum = math::maximum(&held);
+    let below = f64::from(held[target] - maximum);
+    held.iter_mut().for_each(|x| *x = math::exp(*x - maximum));
+    let sum = math::sum(&held, |x| x);
+    z.iter_mut().zip(&held).for_each(|(z, x)| *z = x * (scale / sum));
+    z[target] -= scale;
+    f64::from(sum).ln() - below
 }

@@ -3,10 +3,15 @@
 //      logits with loss_scale * (q - t)
 // squared_error: losses = (z - t)^2 for column 0 of the logits, z, where a target has the bits of
 //      the f32 t; z becomes 2 * loss_scale * (z - t), other columns 0
+// span_loss: one block per sequence of `rows` rows; with q = softmax over the first lengths[i] rows
+//      of sequence i, of column 0 and of column 1, losses = -(ln q_0(first) + ln q_1(last)) / 2 and
+//      z becomes loss_scale / 2 * (q - one-hot), where the first target that is not ignored is in
+//      row `first` and is `last`; a sequence without one has loss 0. Other rows and columns get 0
 // loss_sum: *loss = sum(losses), or += it; raises the flag of health if the result is not finite
 // in   logits bf16 [rows, columns], where columns beyond `vocabulary` are padding and get zeros;
 //      targets u32 [rows]: all ones is ignored (loss 0, zeros), another one outside the vocabulary
-//      makes the row's loss and gradient NaN; state: loss_scale; a null health is not written
+//      makes the row's loss and gradient NaN, as does a span that ends beyond its length; lengths
+//      u32 [sequences], at most `rows`; state: loss_scale; a null health is not written
 // out  logits in place; losses f32 [rows], overwritten; loss f32; health
 // pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the launch's shared
 //      memory; at most 512 threads
@@ -165,6 +170,50 @@ extern "C" __global__ void __launch_bounds__(256)
     losses[row] = difference * difference;
     z[0] = narrow(2.0f * state->loss_scale * difference);
     for (u32 c = 1; c < columns; ++c) z[c] = bf16{0};
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    span_loss(bf16* logits, const u32* targets, const u32* lengths, float* losses, u32 rows,
+              u32 columns, const StepState* state) {
+    __shared__ u32 first;
+    pdl_wait();
+    logits += u64(blockIdx.x) * rows * columns;
+    targets += u64(blockIdx.x) * rows;
+    u32 length = lengths[blockIdx.x];
+    if (threadIdx.x == 0) first = IGNORE;
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x)
+        if (targets[row] != IGNORE) atomicMin(&first, row);
+    __syncthreads();
+    bool none = first == IGNORE;
+    u32 span[2] = {first, none ? IGNORE : targets[first]};
+    float scale = none ? 0.0f : 0.5f * state->loss_scale, loss = 0.0f;
+    float lowest = __int_as_float(0xff800000), nan = __int_as_float(0x7fffffff);
+    for (u32 column = 0; column < 2; ++column) {
+        bf16* z = logits + column;
+        Exponentials own = {lowest, lowest, 0.0f, 0.0f};
+        for (u32 row = threadIdx.x; row < length; row += blockDim.x) {
+            float x = widen(z[u64(row) * columns]);
+            rise(own, x);
+            own.sum += power_of_two(x * LOG2E - own.shift);
+        }
+        Exponentials all = of_block(own);
+        bool inside = span[column] < length;
+        float at_target = inside ? widen(z[u64(span[column]) * columns]) : nan;
+        loss += (all.shift * LN2 + logf(all.sum)) - at_target;
+        float inverse = scale / all.sum + (inside || none ? 0.0f : nan);
+        // Every thread has read its target.
+        __syncthreads();
+        for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+            float x = widen(z[u64(row) * columns]);
+            float gradient = power_of_two(x * LOG2E - all.shift) * inverse;
+            if (row == span[column]) gradient -= scale;
+            z[u64(row) * columns] = narrow(none || row >= length ? 0.0f : gradient);
+        }
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = none ? 0.0f : 0.5f * loss;
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x)
+        for (u32 c = 2; c < columns; ++c) logits[u64(row) * columns + c] = bf16{0};
 }
 
 // One block: thread t sums rows t, t + 1024, ...; then a binary tree.

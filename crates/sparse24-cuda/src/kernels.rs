@@ -195,7 +195,7 @@ pub const SOURCES: &[Source] = sources! {
     "flip_count" Mask: ["flip_count"], ALL, Off;
     "grad_norm" Optimizer: ["square_sums", "norm_of_sums"], ALL, Off;
     "l1_distance" Optimizer: ["l1_distance"], ALL, Off;
-    "loss" Loss: ["head_loss", "loss_forward", "squared_error", "loss_sum"], ALL, On;
+    "loss" Loss: ["head_loss", "loss_forward", "squared_error", "span_loss", "loss_sum"], ALL, On;
     "mask_search" Mask: [
         "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16",
         "column_mask_search_f32", "column_mask_search_bf16",

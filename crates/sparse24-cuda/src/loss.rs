@@ -1,4 +1,5 @@
-//! Softmax cross-entropy over a vocabulary and squared error, with their gradients in place.
+//! Softmax cross-entropy over a vocabulary or a sequence and squared error, with their gradients in
+//! place.
 
 use half::bf16;
 use sparse24_core::op::Accumulate;
@@ -97,6 +98,45 @@ pub fn squared_error(
     let (rows, columns, state) = (rows as u64, columns as u32, device.state());
     let arguments = arguments![z, targets, losses, rows, columns, state];
     device.launch("squared_error", grid, &arguments)
+}
+
+/// The losses of the spans of n sequences: the mean of the cross-entropies of their first and last
+/// token.
+#[derive(Debug, Clone, Copy)]
+pub struct SpanLoss {
+    /// Logits `[p, columns]`, of the first token in column 0 and of the last in column 1; columns
+    /// are a multiple of 8, and the others are padding.
+    pub logits: Matrix<bf16>,
+    /// Targets `[p, 1]`: the first of a sequence that is not [`IGNORE`] is in the row of the first
+    /// token, and is the position of the last one. A sequence without one has loss 0; a span that
+    /// ends beyond its length makes its loss NaN.
+    pub targets: Matrix<u32>,
+    /// Rows `[n, 1]` of each sequence, of its p / n, over which the softmax is.
+    pub lengths: Matrix<u32>,
+    /// Losses in nats `[n, 1]`, overwritten.
+    pub losses: Matrix<f32>,
+}
+
+/// Computes the losses, and overwrites the logits with `loss_scale` times their gradient, with that
+/// of the step state. Padding, and sequences without a target, get zeros.
+///
+/// # Errors
+/// See [`head_loss`].
+pub fn span_loss(device: &mut Device, op: &SpanLoss) -> Result<(), Error> {
+    let SpanLoss { logits, targets, lengths, losses } = *op;
+    let (shape @ [p, columns], n) = (logits.shape(), lengths.shape()[0]);
+    let rows = p.checked_div(n).unwrap_or(0);
+    device
+        .checks("span loss")
+        .columns_of("logits", shape, 8)?
+        .input("targets", targets, [rows * n, 1], 4)?
+        .input("lengths", lengths, [n, 1], 4)?
+        .output("logits", logits, [rows * n, columns], 2)?
+        .output("losses", losses, [n, 1], 4)?;
+    let grid = Grid::line(n, threads(32 * rows / 4));
+    let (rows, columns, state) = (rows as u32, columns as u32, device.state());
+    let arguments = arguments![logits, targets, lengths, losses, rows, columns, state];
+    device.launch("span_loss", grid, &arguments)
 }
 
 /// loss `[1, 1]` = the sum of losses `[p, 1]`, or loss += it, in a fixed order. Raises the flag of

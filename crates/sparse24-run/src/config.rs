@@ -188,6 +188,10 @@ pub struct TaskConfig {
     pub outputs: usize,
     /// Tokens per example; longer ones are cut. 0 is the model's sequence length.
     pub max_length: usize,
+    /// Tokens between the beginnings of the windows of a text that is longer than an example; 0 for
+    /// tasks without windows.
+    #[serde(default)]
+    pub stride: usize,
 }
 
 /// When to measure and save, and when to stop early. An interval of 0 steps is never.
@@ -278,10 +282,11 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 13] = [
+pub(crate) const UNSET: [(&str, &str); 14] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.max_length", "0"),
+    ("task.stride", "0"),
     ("optimizer.schedule", "\"cosine\""),
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
@@ -421,7 +426,8 @@ impl Config {
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);
-            TaskSource { task, folder, layout, max_length: self.batch_length() }
+            let (max_length, stride) = (self.batch_length(), self.task.stride);
+            TaskSource { task, folder, layout, max_length, stride }
         };
         Ok(self.task()?.map(source))
     }

@@ -1,21 +1,27 @@
-//! Fine-tuning: labelled sentences and pairs of them, and the scores by which a model is judged.
+//! Fine-tuning: labelled sentences and pairs of them, questions about paragraphs, and the scores by
+//! which a model is judged.
 //!
 //! | step | type |
 //! | --- | --- |
 //! | the files of a task, and what they hold | [`Task`], the rows of [`TASKS`] |
-//! | files to sentences and labels | `read` |
-//! | sentences to tokens | [`Examples`] |
+//! | files to sentences and labels, or to questions | `read`, `squad` |
+//! | sentences to tokens, questions to windows of tokens | [`Examples`], [`Spans`] |
 //! | the batch of a step, and an evaluation | [`TaskBatches`], a pure function of (seed, step) |
 //! | predictions to scores | [`Score`] |
 
 mod batch;
+mod example;
 mod examples;
 mod read;
 mod score;
+mod spans;
+mod squad;
 
 pub use batch::TaskBatches;
-pub use examples::{Example, Examples, Layout, TaskSource};
+pub use example::{Example, Layout, Target, TaskSource};
+pub use examples::{Examples, Judgement, Split};
 pub use score::Score;
+pub use spans::{LONGEST_QUESTION, Spans};
 
 /// A task: its files, and how a prediction is judged.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,6 +79,8 @@ pub enum Labels {
     Found,
     /// A number.
     Value,
+    /// A part of a text that answers a question, in files like SQuAD's.
+    Span,
 }
 
 const BINARY: Labels = Labels::Named(&["0", "1"]);
@@ -248,6 +256,19 @@ pub const TASKS: &[Task] = &[
         scores: &[Score::Accuracy],
     },
     Task {
+        name: "squad",
+        about: "which part of a text answers a question",
+        source: "SQuAD v1.1, Rajpurkar et al. 2016, arXiv 1606.05250, or files of your own like it",
+        first: &[],
+        second: &[],
+        label: &[],
+        bare: &[],
+        labels: Labels::Span,
+        train: &["train-v1.1.json", "train.json"],
+        validation: &[&["dev-v1.1.json"], &["dev.json"], &["validation.json"]],
+        scores: &[Score::F1, Score::ExactMatch],
+    },
+    Task {
         name: "classification",
         about: "your own classes: columns text (or sentence1, sentence2) and label",
         source: "files of your own",
@@ -274,6 +295,11 @@ pub const TASKS: &[Task] = &[
         scores: &[Score::Pearson, Score::Spearman],
     },
 ];
+
+/// The tokens between the beginnings of two windows with which SQuAD is trained.
+pub const STRIDE: usize = 128;
+/// The tokens of a window with which SQuAD is trained.
+pub const WINDOW: usize = 384;
 
 /// The task of a name.
 #[must_use]

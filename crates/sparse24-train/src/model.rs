@@ -42,7 +42,8 @@ pub trait Model: Send {
         Err(no_text())
     }
 
-    /// The outputs `[size, outputs]` of a fine-tuned model for the batch that was evaluated last.
+    /// The outputs of a fine-tuned model for the batch that was evaluated last: `[size, outputs]`,
+    /// or `[p, 2]` of spans.
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.

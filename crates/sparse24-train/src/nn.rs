@@ -27,19 +27,21 @@ mod linear24;
 mod norm;
 mod parameter;
 mod sequence_head;
+mod span_head;
 mod target_rows;
 
 pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};
-pub use head::{Head, HeadBuffers, Prediction};
+pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
     DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
 };
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
+pub use span_head::SpanHead;
 pub use target_rows::TargetRows;
 
 /// How a forward or backward pass runs.

@@ -14,12 +14,12 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Targets, the shape of `tokens`: ids of tokens or of classes, or the bits of f32 values;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none. A fine-tuned model reads the rows that
-    /// have one.
+    /// have one; the target of a span is at its first token, and is the position of its last.
     pub targets: Vec<u32>,
     /// Segment of each token, 0 or 1; empty if all are 0.
     pub segments: Vec<u32>,
-    /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it:
-    /// padding comes last, and its targets are ignored.
+    /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it,
+    /// but for spans: padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
     /// Targets that are not [`IGNORE`](HeadLoss::IGNORE).
     pub counted: usize,

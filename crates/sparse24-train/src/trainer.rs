@@ -404,7 +404,7 @@ impl Trainer {
     }
 
     /// Evaluates all sequences with a fine-tuned model, like [`Self::evaluate`]; also returns its
-    /// outputs `[sequences, outputs]`.
+    /// outputs `[sequences, outputs]`, or `[sequences * sequence_length, 2]` of spans.
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors of [`Self::evaluate`].

@@ -7,8 +7,9 @@ use std::{
 
 use serde::Serialize;
 use sparse24_run::{
-    Error,
+    Error, disk,
     run::{Model, Scores},
+    task::Judgement,
 };
 use sparse24_train::{
     method::PhaseKind,
@@ -33,12 +34,17 @@ pub(crate) struct Args {
     #[arg(long)]
     best: bool,
     /// Data to use instead of the run's: a text file, a folder of text files, or token shards
-    /// (only shards if the model has no tokenizer)
+    /// (only shards if the model has no tokenizer); for a fine-tuned model, a folder of its task,
+    /// or a file of questions
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// Validation tokens to evaluate, in evenly spaced sequences; 0 is all
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     tokens: usize,
+    /// Write the predicted answers of a task of questions to this file: JSON, as the evaluation
+    /// scripts of SQuAD read it
+    #[arg(long, value_name = "FILE")]
+    predictions: Option<PathBuf>,
     /// Print one JSON object per run
     #[arg(long)]
     json: bool,
@@ -98,6 +104,10 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.predictions.is_some() && args.runs.len() > 1 {
+        let problem = "--predictions: holds the answers of one run; name one";
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     let is_table = args.runs.len() > 1 && !args.json;
     let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
     if is_table {
@@ -168,11 +178,19 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
         let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));
         let shown = Shown { data: data.evaluation(recipe, args.tokens), progress };
-        let (metrics, scores) = data.judge(&mut trainer, &shown, size)?;
+        let (metrics, Judgement { scores, answers }) = data.judge(&mut trainer, &shown, size)?;
         let loss = metrics.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));
+        }
+        if let Some(path) = &args.predictions {
+            if answers.is_empty() {
+                let problem = format!("--predictions: {} answers no questions", word(run));
+                return Err(Failure::new(Exit::Usage, problem));
+            }
+            let text = serde_json::to_vec_pretty(&answers).expect("texts");
+            disk::write_atomically(path, &text)?;
         }
         Ok(Report {
             run: word(run),

@@ -1,4 +1,4 @@
-//! `sparse24 finetune`: trains a pre-trained model further on labelled sentences.
+//! `sparse24 finetune`: trains a pre-trained model further on labelled sentences or on questions.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use sparse24_run::{
     config::{Config, ModelKind, dotted, preset, table_of},
     data::Tokenizer,
     run::{Given, Model, Run},
-    task::{self, Examples, Labels, TASKS},
+    task::{self, Examples, LONGEST_QUESTION, Labels, TASKS},
 };
 use sparse24_train::model::ModelSpec;
 
@@ -21,7 +21,7 @@ use crate::{
     weights,
 };
 
-/// Fine-tune a pre-trained model: classes or scores of sentences and of pairs
+/// Fine-tune a pre-trained model: classes or scores of sentences and of pairs, answers in texts
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Task of the data
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Pre-trained model: a run, a checkpoint or a Hugging Face folder
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     init_from: Option<PathBuf>,
-    /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
+    /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2 and for squad]
     #[arg(long, value_name = "NUMBER")]
     epochs: Option<u32>,
     #[command(flatten)]
@@ -69,6 +69,9 @@ fn list() -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Prefixes of the parameters of a task's head.
+const HEADS: [&str; 3] = ["classifier.", "score.", "qa_outputs."];
 
 /// A pre-trained model.
 pub(crate) struct Pretrained {
@@ -113,8 +116,7 @@ impl Pretrained {
         let preset = Some(model.config.preset).filter(|name| preset::find(name).is_ok());
         let mut weights = model.checkpoint.weights;
         // The head of another task.
-        weights
-            .retain(|weight| !["classifier.", "score."].iter().any(|h| weight.name.starts_with(h)));
+        weights.retain(|weight| !HEADS.iter().any(|head| weight.name.starts_with(head)));
         Ok(Self { weights, kind, preset, shape, tokenizer })
     }
 
@@ -124,9 +126,21 @@ impl Pretrained {
 
     /// The usual settings of fine-tuning such a model, each `key=value`, and the epochs.
     ///
-    /// Sources: for BERT the paper's repository; for GPT-2 likewise, with sequences of 128.
-    fn usual(&self) -> (&'static [&'static str], u32) {
+    /// Sources: the paper's repository, for GPT-2 with sequences of 128; for spans and BERT, Devlin
+    /// et al. 2018, section 4.2.
+    fn usual(&self, is_span: bool) -> (&'static [&'static str], u32) {
         match self.kind {
+            ModelKind::Bert if is_span => (
+                &[
+                    "optimizer.learning_rate=5e-5",
+                    "optimizer.beta1=0.9",
+                    "optimizer.beta2=0.999",
+                    "optimizer.epsilon=1e-6",
+                    "batch.size=32",
+                    "model.dropout=0.1",
+                ],
+                3,
+            ),
             ModelKind::Bert => (
                 &[
                     "optimizer.learning_rate=4e-5",
@@ -164,7 +178,8 @@ pub(crate) fn configured(
     pretrained: &Pretrained,
 ) -> Result<(Config, Examples), Failure> {
     let task = task::find(name);
-    let (usual, usual_epochs) = pretrained.usual();
+    let is_span = task.is_some_and(|task| task.labels == Labels::Span);
+    let (usual, usual_epochs) = pretrained.usual(is_span);
     let mut given = pretrained.shape.clone();
     given.extend(usual.iter().map(|&setting| setting.to_owned()));
     let always = [
@@ -184,9 +199,19 @@ pub(crate) fn configured(
     let is_value = task.is_some_and(|task| task.labels == Labels::Value);
     let least = if is_value { 1 } else { 2 };
     given.push(format!("task.outputs={least}"));
+    if is_span {
+        given.push(format!("task.stride={}", task::STRIDE));
+        // The paper's batches are a quarter of those of sentences.
+        given.extend((pretrained.kind == ModelKind::Gpt2).then(|| "batch.size=8".to_owned()));
+    }
     let preset = pretrained.preset.as_deref();
     let resolve = |given: &[String]| configure.resolve_on(preset, given);
-    let first = resolve(&given)?;
+    let mut first = resolve(&given)?;
+    if is_span && first.task.max_length == 0 {
+        let length = task::WINDOW.min(first.model.sequence_length);
+        given.push(format!("task.max_length={length}"));
+        first = resolve(&given)?;
+    }
     if first.data.path.is_empty() {
         let problem = format!("--data: name the folder with the files of {name}");
         return Err(Failure::new(Exit::Usage, problem));
@@ -198,7 +223,7 @@ pub(crate) fn configured(
     let steps = count(examples.train.len().saturating_mul(epochs));
     let epoch = count(examples.train.len());
     // Shorter sequences cost less, and padding changes nothing.
-    let length = examples.longest().next_multiple_of(8).min(first.model.sequence_length);
+    let length = examples.longest().next_multiple_of(8).min(first.batch_length());
     given.extend([
         format!("task.outputs={}", examples.outputs()),
         format!("task.max_length={length}"),
@@ -229,7 +254,15 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
         examples.validation.len(),
         config.batch_length()
     ));
-    if examples.cut > 0 {
+    if examples.source.task.labels == Labels::Span {
+        if examples.cut > 0 {
+            let longer = if examples.cut == 1 { "question is" } else { "questions are" };
+            note(format_args!(
+                "{} {longer} longer than {LONGEST_QUESTION} tokens, and what exceeds them is cut",
+                examples.cut,
+            ));
+        }
+    } else if examples.cut > 0 {
         let longer = if examples.cut == 1 { "example is" } else { "examples are" };
         note(format_args!(
             "{} {longer} longer than {} tokens, and what exceeds them is cut",

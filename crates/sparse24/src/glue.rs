@@ -177,12 +177,12 @@ fn trained(
 fn print(table: &Table) -> Result<(), Failure> {
     let heads: String =
         table.seeds.iter().map(|seed| format!(" {:>9}", format!("seed {seed}"))).collect();
-    say!("{:14} {:9}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");
+    say!("{:14} {:11}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");
     let row = |task: &str, name: &str, scores: &[f64]| {
         let cells: String = scores.iter().map(|score| format!(" {score:>9.4}")).collect();
         let or_none = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.4}"));
         let (mean, sd) = (or_none(mean(scores)), or_none(deviation(scores)));
-        say!("{task:14} {name:9}{cells} {mean:>9} {sd:>9}");
+        say!("{task:14} {name:11}{cells} {mean:>9} {sd:>9}");
         Ok::<_, Failure>(())
     };
     for (task, by_score) in &table.tasks {

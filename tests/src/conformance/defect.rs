@@ -38,6 +38,7 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("EmbedForward", "embed_forward", 1),
     ("EmbedBackward", "embed_backward", 2),
     ("HeadLoss", "head_loss", 4),
+    ("HeadLoss", "span_loss", 4),
     ("Logits", "logits", 1),
     ("Dropout", "dropout", 1),
     ("GatherRows", "rows", 1),

@@ -32,7 +32,7 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
     file(&format!("task/{train}"), rest);
     file(&format!("task/{dev}"), sound.as_bytes());
     let (task, folder) = (find(name).expect("a task"), path("task"));
-    let source = TaskSource { task, folder, layout: Layout::Bert, max_length: 16 };
+    let source = TaskSource { task, folder, layout: Layout::Bert, max_length: 16, stride: 0 };
     let examples = match Examples::open(source, &Tokenizer::Byte) {
         Ok(examples) => examples,
         Err(error) => return refused(&error, "task"),
@@ -45,7 +45,7 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
         assert!(batch.tokens.iter().all(|&id| id <= 256));
     }
     let outputs = vec![0.5; examples.validation.len() * examples.outputs()];
-    assert!(examples.scores(&outputs).iter().all(|(_, score)| score.is_finite()));
+    assert!(examples.judge(&outputs).scores.values().all(|score| score.is_finite()));
     true
 }
 

@@ -127,7 +127,7 @@ fn model(
     if let Some(prediction) = spec.prediction() {
         batch.targets = vec![HeadLoss::IGNORE; 10];
         let of = |target: u32| match prediction {
-            Prediction::Class(_) => target,
+            Prediction::Class(_) | Prediction::Span => target,
             Prediction::Value => (target as f32 - 0.5).to_bits(),
         };
         (batch.targets[2], batch.targets[5]) = (of(1), of(0));
@@ -176,16 +176,28 @@ fn whole_model() {
         (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
         (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Class(3)), ..base }), 0.25),
         (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Value), ..base }), 0.25),
+        (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),
+        (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),
     ];
     for (spec, dropout) in models {
         let weights = random_weights(&spec);
         let (_, gradients) = model(&spec, &weights, &mut Dense(&weights), dropout);
         for (name, _) in parameters(&spec) {
             let mut moved = weights.clone();
-            check(&name, &weights[&name], &gradients[&name], all, |w| {
-                moved.insert(name.clone(), w.clone());
-                model(&spec, &moved, &mut Dense(&moved), dropout).0
-            });
+            // A shift of all tokens changes no softmax over them: the gradient is rounding noise.
+            let moves_all = ["qa_outputs.bias", "layer.1.output.LayerNorm.bias", "ln_f.bias"];
+            let noise = spec.prediction() == Some(Prediction::Span)
+                && moves_all.iter().any(|end| name.ends_with(end));
+            check(
+                &name,
+                &weights[&name],
+                &gradients[&name],
+                |_| !noise,
+                |w| {
+                    moved.insert(name.clone(), w.clone());
+                    model(&spec, &moved, &mut Dense(&moved), dropout).0
+                },
+            );
         }
     }
 }

@@ -201,15 +201,17 @@ impl Noise {
             }
         }
         if let Some((prediction, sequence_length)) = self.prediction {
-            // One target of each sequence, at any token.
+            // One target of each sequence, at any token but padding.
             let mut random = Random(u64::from(step) << 32 | u64::from(micro_step) | 1 << 63);
-            for sequence in batch.targets.chunks_mut(sequence_length) {
+            for (i, sequence) in batch.targets.chunks_mut(sequence_length).enumerate() {
+                let length = batch.lengths.get(i).map_or(sequence_length as u32, |&length| length);
                 let target = match prediction {
                     Prediction::Class(classes) => random.below(classes as u32),
                     Prediction::Value => (random.symmetric()).to_bits(),
+                    Prediction::Span => random.below(length),
                 };
                 sequence.fill(HeadLoss::IGNORE);
-                sequence[random.below(sequence_length as u32) as usize] = target;
+                sequence[random.below(length) as usize] = target;
             }
         }
         batch.counted = counted(&batch.targets);

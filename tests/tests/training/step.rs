@@ -389,7 +389,7 @@ fn bert_as_in_f64() {
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
 #[test]
 fn fine_tuning_as_in_f64() {
-    for prediction in [Prediction::Class(3), Prediction::Value] {
+    for prediction in [Prediction::Class(3), Prediction::Value, Prediction::Span] {
         let mut recipe = fixture::recipe(Method::dense());
         fixture::change(&mut recipe, |spec| spec.prediction = Some(prediction));
         recipe.dropout = 0.25;

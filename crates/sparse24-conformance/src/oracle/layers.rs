@@ -442,3 +442,31 @@ pub fn squared_error(a: &mut Arithmetic, z: &Matrix, targets: &[u32], scale: f64
     }
     (a.rounded(sum, 1.0, sum), dz)
 }
+
+/// The sum over n sequences of (-ln q_0(first) - ln q_1(last)) / 2, where q is the softmax of a
+/// column of z `[p, 2]` over the first `lengths[i]` rows of sequence i, and the gradient of `scale`
+/// times it. The first target of a sequence is in the row of its first token, and is its last one.
+pub fn span_loss(
+    a: &mut Arithmetic,
+    z: &Matrix,
+    targets: &[u32],
+    lengths: &[u32],
+    scale: f64,
+) -> (f64, Matrix) {
+    let rows = targets.len() / lengths.len().max(1);
+    let mut sum = 0.0;
+    let mut dz = Matrix::zeros(z.dim());
+    for (i, &length) in lengths.iter().enumerate() {
+        let before = i * rows;
+        let first = (0..rows).find(|row| targets[before + row] != IGNORE);
+        let Some(first) = first else { continue };
+        let tokens = before..before + length as usize;
+        for (column, at) in [first as u32, targets[before + first]].into_iter().enumerate() {
+            let logits = Matrix::from_shape_fn((1, tokens.len()), |(_, j)| z[[before + j, column]]);
+            let (loss, gradient) = self::loss(a, &logits, &[at], 0.0, scale / 2.0);
+            sum = a.rounded(sum + loss / 2.0, 1.0, sum + loss / 2.0);
+            tokens.clone().for_each(|row| dz[[row, column]] = gradient[[0, row - before]]);
+        }
+    }
+    (a.rounded(sum, 1.0, sum), dz)
+}

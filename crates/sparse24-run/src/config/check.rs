@@ -107,11 +107,17 @@ impl Config {
             return refuse("task.max_length", &expected, self.task.max_length);
         }
         if let Some(task) = self.task()? {
-            let (outputs, least) =
-                (self.task.outputs, if task.labels == Labels::Value { 1 } else { 2 });
-            let most = if task.labels == Labels::Value { 1 } else { MOST };
+            let outputs = self.task.outputs;
+            let (least, most) = match task.labels {
+                Labels::Value => (1, 1),
+                Labels::Span => (2, 2),
+                Labels::Named(_) | Labels::Found => (2, MOST),
+            };
             if !(least..=most).contains(&outputs) {
                 return refuse("task.outputs", &format!("{least} to {most}"), outputs);
+            }
+            if task.labels == Labels::Span && self.task.stride == 0 {
+                return refuse("task.stride", "at least 1 token", 0);
             }
         }
         let share = self.data.validation_share;
@@ -210,6 +216,7 @@ impl Config {
         let d_ff = (narrowed as usize / 4 * 4).max(4);
         let prediction = self.task()?.map(|task| match task.labels {
             Labels::Value => Prediction::Value,
+            Labels::Span => Prediction::Span,
             Labels::Named(_) | Labels::Found => Prediction::Class(self.task.outputs),
         });
         Ok(Recipe {

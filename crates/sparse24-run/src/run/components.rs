@@ -11,7 +11,7 @@ use crate::{
         Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
     },
     disk, machine,
-    task::{Examples, TaskBatches},
+    task::{Examples, Judgement, TaskBatches},
 };
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
@@ -179,7 +179,7 @@ impl RunData {
         }
     }
 
-    /// Evaluates a model on the validation split: its loss, and the scores of a fine-tuned one.
+    /// Evaluates a model on the validation split: its loss, and the judgement of a fine-tuned one.
     ///
     /// # Errors
     /// Errors of [`Trainer::evaluate`].
@@ -188,13 +188,12 @@ impl RunData {
         trainer: &mut Trainer,
         data: &dyn Evaluation,
         size: usize,
-    ) -> Result<(Metrics, Scores), Error> {
+    ) -> Result<(Metrics, Judgement), Error> {
         let Self::Task(examples) = self else {
-            return Ok((trainer.evaluate(data, size)?, Scores::new()));
+            return Ok((trainer.evaluate(data, size)?, Judgement::default()));
         };
         let (metrics, outputs) = trainer.predict(data, size)?;
-        let scores = examples.scores(&outputs).into_iter();
-        Ok((metrics, scores.map(|(name, score)| (name.to_owned(), score)).collect()))
+        Ok((metrics, examples.judge(&outputs)))
     }
 }
 

@@ -11,7 +11,6 @@ use crate::{
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config, UNSET, renamed},
     data::{Dataset, Tokenizer},
-    task::Example,
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
@@ -67,11 +66,10 @@ fn of_data(data: &RunData) -> DatasetIdentity {
         RunData::Text(dataset) => return of_dataset(dataset),
         RunData::Task(examples) => examples,
     };
-    let tokens = |split: &[Example]| split.iter().map(|example| example.tokens.len() as u64).sum();
     DatasetIdentity {
         fingerprint: examples.fingerprint().into(),
-        training_tokens: tokens(&examples.train),
-        held_out_tokens: tokens(&examples.validation),
+        training_tokens: examples.train.tokens(),
+        held_out_tokens: examples.validation.tokens(),
         vocabulary: examples.tokenizer().vocabulary(),
     }
 }

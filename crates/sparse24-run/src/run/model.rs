@@ -197,7 +197,7 @@ impl Model {
     pub fn other_data(&self, path: &Path) -> Result<RunData, Error> {
         if let (Some(source), Some(tokenizer)) = (self.config.task_source()?, &self.tokenizer) {
             let source = TaskSource { folder: path.to_owned(), ..source };
-            return Ok(Examples::open(source, tokenizer)?.into());
+            return Ok(Examples::open_validation(source, tokenizer)?.into());
         }
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {

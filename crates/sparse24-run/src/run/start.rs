@@ -387,7 +387,7 @@ impl Run {
 
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.
 fn is_of_head(name: &str) -> bool {
-    ["pooler.", "classifier.", "score."].iter().any(|head| name.starts_with(head))
+    ["pooler.", "classifier.", "score.", "qa_outputs."].iter().any(|head| name.starts_with(head))
 }
 
 /// The value of a key that decides bits; of `data` the path.

@@ -313,10 +313,10 @@ impl Run {
         let count = windows.sequences();
         let windows = Shown::new(windows, Part::Evaluation, count, observer);
         let size = evaluated_at_once(&self.config);
-        let (metrics, scores) = self.data.judge(&mut self.trainer, &windows, size)?;
+        let (metrics, judgement) = self.data.judge(&mut self.trainer, &windows, size)?;
         let loss = metrics.loss();
         if loss.is_finite() {
-            Ok((loss, scores))
+            Ok((loss, judgement.scores))
         } else {
             Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None })
         }

@@ -3,7 +3,7 @@
 //! Invariant: a batch is a pure function of (seed, step, micro-step). Step s takes the next
 //! examples of a sequence of epochs, each a permutation of the training split of its own.
 
-use std::cell::RefCell;
+use std::{borrow::Cow, cell::RefCell};
 
 use sparse24_core::philox::{Purpose, Site, Stream};
 use sparse24_train::{
@@ -12,7 +12,7 @@ use sparse24_train::{
     objective::{Batch, DataError, Evaluation, Objective},
 };
 
-use super::{Example, Examples, Labels, Layout};
+use super::{Example, Examples, Labels, Layout, TaskSource, example::Target};
 
 /// The batches of a run, and its validation split.
 #[derive(Debug)]
@@ -39,17 +39,18 @@ impl<'a> TaskBatches<'a> {
     }
 
     /// Appends an example, filled up to the sequence length. The target stands at the token that
-    /// the head reads: BERT's first, GPT-2's last.
+    /// the head reads: BERT's first, GPT-2's last; that of a span at its first token.
     fn push(&self, example: &Example, batch: &mut Batch) {
-        let Example { tokens, second, label } = example;
+        let Example { tokens, second, target } = example;
         let (length, room) = (tokens.len(), self.shape.sequence_length);
-        let target = match self.examples.source.task.labels {
-            Labels::Value => (*label as f32).to_bits(),
-            _ => *label as u32,
-        };
-        let read = match self.examples.source.layout {
-            Layout::Gpt2 => length - 1,
-            Layout::Bert => 0,
+        let TaskSource { task, layout, .. } = &self.examples.source;
+        let (read, target) = match (*target, task.labels, layout) {
+            (Target::Span([first, last]), ..) => (first as usize, last),
+            (Target::Label(label), labels, layout) => {
+                let is_value = labels == Labels::Value;
+                let target = if is_value { (label as f32).to_bits() } else { label as u32 };
+                (if *layout == Layout::Gpt2 { length - 1 } else { 0 }, target)
+            }
         };
         let first = batch.tokens.len();
         batch.tokens.extend(tokens);
@@ -66,7 +67,7 @@ impl<'a> TaskBatches<'a> {
     /// The training example at a place of the sequence of epochs. In epoch e, examples are sorted
     /// by word 0 of call i of the stream (seed, data order 2, 0, e), where i is their number; equal
     /// words by i.
-    fn example(&self, place: u64) -> &Example {
+    fn example(&self, place: u64) -> Cow<'_, Example> {
         let examples = &self.examples.train;
         let (epoch, at) =
             ((place / examples.len() as u64) as u32, (place % examples.len() as u64) as usize);
@@ -78,7 +79,7 @@ impl<'a> TaskBatches<'a> {
             *known = Some((epoch, order));
         }
         let (_, order) = known.as_ref().expect("it was made");
-        &examples[order[at] as usize]
+        examples.example(order[at] as usize)
     }
 }
 
@@ -89,7 +90,7 @@ impl Objective for TaskBatches<'_> {
         let before = u64::from(step - 1) * micro_steps + u64::from(micro_step);
         let size = self.shape.size as u64;
         for place in before * size..(before + 1) * size {
-            self.push(self.example(place), batch);
+            self.push(&self.example(place), batch);
         }
         Ok(())
     }
@@ -102,8 +103,8 @@ impl Evaluation for TaskBatches<'_> {
 
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         batch.clear();
-        let examples = &self.examples.validation[first..first + shape.size];
-        examples.iter().for_each(|example| self.push(example, batch));
+        let examples = &self.examples.validation;
+        (first..first + shape.size).for_each(|number| self.push(&examples.example(number), batch));
         Ok(())
     }
 }
@@ -126,7 +127,7 @@ mod tests {
             fs::write(folder.path().join(name), text).unwrap();
         }
         let (task, folder) = (find("cola").unwrap(), folder.path().to_owned());
-        let source = TaskSource { task, folder, layout, max_length: 8 };
+        let source = TaskSource { task, folder, layout, max_length: 8, stride: 0 };
         Examples::open(source, &Tokenizer::Byte)
     }
 

@@ -1,44 +1,74 @@
 //! The examples of a task as tokens.
 
-use std::path::{Path, PathBuf};
+use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 use blake3::Hash;
 use rayon::prelude::*;
 
-use super::{Labels, Task, read};
+use super::{
+    Labels, Score, Task,
+    example::{Example, Layout, Target, TaskSource},
+    read,
+    spans::Spans,
+};
 use crate::{Error, data::Tokenizer};
 
-/// The tokens of an example, in an order that its model expects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    /// BERT: `[CLS] first [SEP]`, and `second [SEP]` in segment 1; `[CLS]` is read.
-    Bert,
-    /// GPT-2: first, then second; the last token is read.
-    Gpt2,
+/// The examples of a split.
+#[derive(Debug)]
+pub enum Split {
+    /// Sentences and pairs of them.
+    Sentences(Vec<Example>),
+    /// Windows of questions; none of a split that was not read.
+    Spans(Option<Spans>),
 }
 
-/// The examples that a configuration names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskSource {
-    /// The task.
-    pub task: &'static Task,
-    /// The folder of its files.
-    pub folder: PathBuf,
-    /// The order of an example's tokens.
-    pub layout: Layout,
-    /// Most tokens of an example.
-    pub max_length: usize,
-}
+impl Split {
+    /// Number of examples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Sentences(examples) => examples.len(),
+            Self::Spans(spans) => spans.as_ref().map_or(0, Spans::len),
+        }
+    }
 
-/// A labelled example.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Example {
-    /// Token ids, special ones among them.
-    pub tokens: Vec<u32>,
-    /// The token at which the second sentence begins; the number of tokens if there is none.
-    pub second: usize,
-    /// A class, or a number.
-    pub label: f64,
+    /// Whether it has no example.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// An example by number.
+    ///
+    /// # Panics
+    /// Unless it is below [`Self::len`].
+    #[must_use]
+    pub fn example(&self, number: usize) -> Cow<'_, Example> {
+        match self {
+            Self::Sentences(examples) => Cow::Borrowed(&examples[number]),
+            Self::Spans(spans) => Cow::Owned(spans.as_ref().expect("an example").example(number)),
+        }
+    }
+
+    /// Tokens of all examples.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        match self {
+            Self::Sentences(examples) => {
+                examples.iter().map(|example| example.tokens.len() as u64).sum()
+            }
+            Self::Spans(spans) => spans.as_ref().map_or(0, Spans::tokens),
+        }
+    }
+
+    fn longest(&self) -> usize {
+        match self {
+            Self::Sentences(examples) => {
+                examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0)
+            }
+            Self::Spans(spans) => spans.as_ref().map_or(0, Spans::longest),
+        }
+    }
 }
 
 /// The examples of a task.
@@ -47,12 +77,12 @@ pub struct Examples {
     /// Where they came from.
     pub source: TaskSource,
     /// The training split.
-    pub train: Vec<Example>,
+    pub train: Split,
     /// The validation split.
-    pub validation: Vec<Example>,
-    /// Names of the classes, in order; none for a number.
+    pub validation: Split,
+    /// Names of the classes, in order; none for a number or a span.
     pub classes: Vec<String>,
-    /// Examples that were longer than the limit and were cut.
+    /// Examples that were longer than the limit and were cut; of spans, questions.
     pub cut: usize,
     tokenizer: Tokenizer,
     fingerprint: Hash,
@@ -65,15 +95,22 @@ impl Examples {
     /// # Errors
     /// [`Error::File`] naming the line for files that are not the task's; [`Error::Io`].
     pub fn open(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
-        let TaskSource { task, folder, layout, max_length } = &source;
+        let TaskSource { task, folder, layout, max_length, .. } = &source;
+        if task.labels == Labels::Span {
+            let read = |path: &Path| Spans::read(path, &source, tokenizer);
+            let [train, validation] =
+                read::splits(task, folder, read)?.map(|mut files| files.pop());
+            return Ok(Self::of_spans(source, [train, validation], tokenizer));
+        }
         let (layout, longest) = (*layout, *max_length);
-        let [train, validation] = read::splits(task, folder)?;
+        let read = |path: &Path| read::sentences(task, path);
+        let [train, validation] = read::splits(task, folder, read)?;
         let mut classes: Vec<String> = match task.labels {
             Labels::Named(names) => names.iter().map(|&name| name.to_owned()).collect(),
             Labels::Found => {
                 train.iter().flat_map(|file| &file.rows).map(|row| row.label.clone()).collect()
             }
-            Labels::Value => Vec::new(),
+            Labels::Value | Labels::Span => Vec::new(),
         };
         if task.labels == Labels::Found {
             classes.sort_unstable();
@@ -89,9 +126,37 @@ impl Examples {
         let cut = train.iter().chain(&validation).filter(|(_, cut)| *cut).count();
         let [train, validation]: [Vec<Example>; 2] = [train, validation]
             .map(|split| split.into_iter().map(|(example, _)| example).collect());
-        let fingerprint = fingerprint(task, tokenizer, [&train, &validation]);
-        let tokenizer = tokenizer.clone();
-        Ok(Self { source, train, validation, classes, cut, tokenizer, fingerprint })
+        let splits = [train, validation].map(Split::Sentences);
+        Ok(Self::of(source, splits, (classes, cut), tokenizer))
+    }
+
+    /// Like [`Self::open`], but for an evaluation: of a task of spans, the path may be the
+    /// validation file.
+    ///
+    /// # Errors
+    /// Errors of [`Self::open`].
+    pub fn open_validation(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        if source.task.labels == Labels::Span && source.folder.is_file() {
+            let validation = Spans::read(&source.folder, &source, tokenizer)?;
+            return Ok(Self::of_spans(source, [None, Some(validation)], tokenizer));
+        }
+        Self::open(source, tokenizer)
+    }
+
+    fn of_spans(source: TaskSource, spans: [Option<Spans>; 2], tokenizer: &Tokenizer) -> Self {
+        let cut = spans.iter().flatten().map(Spans::cut).sum();
+        Self::of(source, spans.map(Split::Spans), (Vec::new(), cut), tokenizer)
+    }
+
+    fn of(
+        source: TaskSource,
+        splits: [Split; 2],
+        (classes, cut): (Vec<String>, usize),
+        tokenizer: &Tokenizer,
+    ) -> Self {
+        let fingerprint = fingerprint(source.task, tokenizer, &splits);
+        let ([train, validation], tokenizer) = (splits, tokenizer.clone());
+        Self { source, train, validation, classes, cut, tokenizer, fingerprint }
     }
 
     /// The tokenizer.
@@ -102,7 +167,11 @@ impl Examples {
 
     /// BLAKE3 of, little endian: `sparse24 task`, the task's name, the tokenizer's fingerprint, and
     /// for each split the number of examples (u64), and of each the number of tokens (u64), the
-    /// tokens (u32), the second sentence's beginning (u64) and the label (f64).
+    /// tokens (u32), the second sentence's beginning (u64) and the label (f64). Of a split of spans,
+    /// after the number of windows: the most tokens of one and the stride; of each question the id,
+    /// the number of its context, the tokens, and the number of answers with the first byte and the
+    /// end of each; of each context the text and the tokens. Numbers are u64, and texts and tokens
+    /// follow their lengths.
     #[must_use]
     pub fn fingerprint(&self) -> Hash {
         self.fingerprint
@@ -111,36 +180,71 @@ impl Examples {
     /// Tokens of the longest example.
     #[must_use]
     pub fn longest(&self) -> usize {
-        let examples = self.train.iter().chain(&self.validation);
-        examples.map(|example| example.tokens.len()).max().unwrap_or(0)
+        self.train.longest().max(self.validation.longest())
     }
 
     /// Outputs of a model for it.
     #[must_use]
     pub fn outputs(&self) -> usize {
-        self.classes.len().max(1)
+        match self.source.task.labels {
+            Labels::Span => 2,
+            _ => self.classes.len().max(1),
+        }
     }
 
-    /// The scores of a model's outputs `[examples of the validation split, outputs]`, by name: the
-    /// class is that of the largest output.
+    /// The judgement of a model's outputs for the validation split: `[examples, outputs]`, of which
+    /// the class is that of the largest, or `[examples * length, 2]` of spans.
     ///
     /// # Panics
     /// Unless there are as many outputs.
     #[must_use]
-    pub fn scores(&self, outputs: &[f32]) -> Vec<(&'static str, f64)> {
-        let predictions: Vec<f64> = outputs
-            .chunks_exact(self.outputs())
-            .map(|row| match self.source.task.labels {
-                Labels::Value => f64::from(row[0]),
-                // Of equal outputs the first.
-                _ => (1..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best })
-                    as f64,
-            })
-            .collect();
-        let labels: Vec<f64> = self.validation.iter().map(|example| example.label).collect();
+    pub fn judge(&self, outputs: &[f32]) -> Judgement {
         let scores = self.source.task.scores.iter();
-        scores.filter_map(|score| Some((score.name(), score.of(&predictions, &labels)?))).collect()
+        let defined =
+            |(score, value): (&Score, Option<f64>)| Some((score.name().to_owned(), value?));
+        match &self.validation {
+            Split::Spans(None) => Judgement::default(),
+            Split::Spans(Some(spans)) => {
+                let (answers, right) = (spans.answers(outputs), spans.right());
+                let texts: Vec<&str> = answers.iter().map(|&(_, text)| text).collect();
+                let scores = scores.map(|score| (score, score.of_answers(&texts, &right)));
+                let owned = |(id, text): (&str, &str)| (id.to_owned(), text.to_owned());
+                let answers = answers.into_iter().map(owned).collect();
+                Judgement { scores: scores.filter_map(defined).collect(), answers }
+            }
+            Split::Sentences(examples) => {
+                let rows = outputs.chunks_exact(self.outputs());
+                let predictions: Vec<f64> = rows.map(|row| self.prediction(row)).collect();
+                let labels = examples.iter().filter_map(|example| match example.target {
+                    Target::Label(label) => Some(label),
+                    Target::Span(_) => None,
+                });
+                let labels: Vec<f64> = labels.collect();
+                let scores = scores.map(|score| (score, score.of(&predictions, &labels)));
+                let scores = scores.filter_map(defined).collect();
+                Judgement { scores, ..Judgement::default() }
+            }
+        }
     }
+
+    /// The class or value of a row of outputs.
+    fn prediction(&self, row: &[f32]) -> f64 {
+        match self.source.task.labels {
+            Labels::Value => f64::from(row[0]),
+            // Of equal outputs the first.
+            _ => (1..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best })
+                as f64,
+        }
+    }
+}
+
+/// The judgement of a model's predictions.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Judgement {
+    /// Scores by name; one that is undefined is absent.
+    pub scores: BTreeMap<String, f64>,
+    /// The predicted answer of each question, by id.
+    pub answers: BTreeMap<String, String>,
 }
 
 /// How a row becomes an example.
@@ -166,7 +270,7 @@ impl Rules<'_> {
             let expected = match self.labels {
                 Labels::Value => "a number".to_owned(),
                 Labels::Named(names) => names.join(" or "),
-                Labels::Found => "a class of the training split".to_owned(),
+                Labels::Found | Labels::Span => "a class of the training split".to_owned(),
             };
             refuse(format!("has the label {:?}, expected {expected}", row.label))
         })?;
@@ -203,23 +307,38 @@ impl Rules<'_> {
             tokens.append(second);
             tokens.extend(separator);
         }
-        Ok((Example { tokens, second: begins, label }, long))
+        Ok((Example { tokens, second: begins, target: Target::Label(label) }, long))
     }
 }
 
-fn fingerprint(task: &Task, tokenizer: &Tokenizer, splits: [&[Example]; 2]) -> Hash {
+fn fingerprint(task: &Task, tokenizer: &Tokenizer, splits: &[Split; 2]) -> Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"sparse24 task").update(task.name.as_bytes());
     hasher.update(tokenizer.fingerprint().as_bytes());
     let mut bytes = Vec::new();
     for split in splits {
         hasher.update(&(split.len() as u64).to_le_bytes());
-        for Example { tokens, second, label } in split {
+        let examples = match split {
+            Split::Sentences(examples) => examples,
+            Split::Spans(spans) => {
+                let spans = spans.iter();
+                spans.for_each(|spans| {
+                    spans.identify(|piece| {
+                        hasher.update(piece);
+                    });
+                });
+                continue;
+            }
+        };
+        for Example { tokens, second, target } in examples {
             bytes.clear();
             bytes.extend((tokens.len() as u64).to_le_bytes());
             tokens.iter().for_each(|token| bytes.extend(token.to_le_bytes()));
             bytes.extend((*second as u64).to_le_bytes());
-            bytes.extend(label.to_le_bytes());
+            match target {
+                Target::Label(label) => bytes.extend(label.to_le_bytes()),
+                Target::Span(span) => span.iter().for_each(|at| bytes.extend(at.to_le_bytes())),
+            }
             hasher.update(&bytes);
         }
     }

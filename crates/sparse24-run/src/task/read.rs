@@ -23,17 +23,21 @@ pub(super) struct File {
 }
 
 /// Largest file.
-const MOST: u64 = 1 << 30;
+pub(super) const MOST: u64 = 1 << 30;
 
-/// The training file and the validation files of a task.
-pub(super) fn splits(task: &Task, folder: &Path) -> Result<[Vec<File>; 2], Error> {
+/// The training file and the validation files of a task, read one by one.
+pub(super) fn splits<T>(
+    task: &Task,
+    folder: &Path,
+    read: impl Fn(&Path) -> Result<T, Error>,
+) -> Result<[Vec<T>; 2], Error> {
     if !folder.is_dir() {
         let problem = format!("is no folder; expected one with the files of {}", task.name);
         return Err(Error::file(folder, problem));
     }
     let exist = |names: &[&str]| names.iter().all(|name| folder.join(name).is_file());
-    let read = |names: &[&str]| -> Result<Vec<File>, Error> {
-        names.iter().map(|name| read(task, &folder.join(name))).collect()
+    let read = |names: &[&str]| -> Result<Vec<T>, Error> {
+        names.iter().map(|name| read(&folder.join(name))).collect()
     };
     let missing = |what: &str, names: String| {
         let problem = format!("has no {what} of {}; expected {names}", task.name);
@@ -47,7 +51,8 @@ pub(super) fn splits(task: &Task, folder: &Path) -> Result<[Vec<File>; 2], Error
     Ok([read(&[train])?, read(validation)?])
 }
 
-fn read(task: &Task, path: &Path) -> Result<File, Error> {
+/// The sentences of a file.
+pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
     let bytes = disk::read_small(path, MOST)?;
     // GLUE's MRPC begins with a byte order mark.
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);

@@ -1,4 +1,5 @@
-//! Scores of predictions, as scikit-learn and SciPy define them.
+//! Scores of predictions, as scikit-learn and SciPy define them, and of answers, as the evaluation
+//! script of SQuAD v1.1 does.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,8 +9,11 @@ use serde::{Deserialize, Serialize};
 pub enum Score {
     /// The share of predictions that are the label.
     Accuracy,
-    /// 2 TP / (2 TP + FP + FN) of class 1; 0 if there are none.
+    /// 2 TP / (2 TP + FP + FN) of class 1; 0 if there are none. Of answers, the mean of
+    /// that of their words.
     F1,
+    /// The share of answers that are a right one after normalization.
+    ExactMatch,
     /// Matthews correlation of classes (Gorodkin 2004); 0 where it is undefined.
     Matthews,
     /// Pearson correlation.
@@ -25,6 +29,7 @@ impl Score {
         match self {
             Self::Accuracy => "accuracy",
             Self::F1 => "f1",
+            Self::ExactMatch => "exact_match",
             Self::Matthews => "matthews",
             Self::Pearson => "pearson",
             Self::Spearman => "spearman",
@@ -41,7 +46,9 @@ impl Score {
         assert_eq!(predictions.len(), labels.len(), "a prediction has a label");
         let pairs = || predictions.iter().zip(labels);
         let score = match self {
-            Self::Accuracy => pairs().filter(|(p, l)| p == l).count() as f64 / labels.len() as f64,
+            Self::Accuracy | Self::ExactMatch => {
+                pairs().filter(|(p, l)| p == l).count() as f64 / labels.len() as f64
+            }
             Self::F1 => {
                 let count = |wanted: [bool; 2]| {
                     let is = |&(&p, &l): &(&f64, &f64)| [p == 1.0, l == 1.0] == wanted;
@@ -57,6 +64,58 @@ impl Score {
         };
         score.is_finite().then_some(score)
     }
+}
+
+impl Score {
+    /// The score of predicted answers, each compared with the right answer that is most like it;
+    /// none if it is no score of answers, or there are none.
+    ///
+    /// # Panics
+    /// Unless there are right answers for each prediction.
+    #[must_use]
+    pub fn of_answers(self, predictions: &[&str], right: &[Vec<&str>]) -> Option<f64> {
+        assert_eq!(predictions.len(), right.len(), "a prediction has right answers");
+        let alike: fn(&[String], &[String]) -> f64 = match self {
+            Self::ExactMatch => |found, right| f64::from(u8::from(found == right)),
+            Self::F1 => words_f1,
+            _ => return None,
+        };
+        let best = |(found, right): (&&str, &Vec<&str>)| {
+            let found = words(found);
+            right.iter().map(|right| alike(&found, &words(right))).fold(0.0, f64::max)
+        };
+        let sum: f64 = predictions.iter().zip(right).map(best).sum();
+        Some(sum / right.len() as f64).filter(|score| score.is_finite())
+    }
+}
+
+/// The words of an answer in lower case, without ASCII punctuation and articles.
+fn words(answer: &str) -> Vec<String> {
+    let lower = answer.to_lowercase();
+    let plain: String = lower.chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    // An article may be a part of a word that a character which is no letter or digit divides.
+    let mut text = String::new();
+    let mut rest = plain.as_str();
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        text.push_str(if matches!(word, "a" | "an" | "the") { " " } else { word });
+        let between = after.chars().next().map_or(0, char::len_utf8);
+        text.push_str(&after[..between]);
+        rest = &after[between..];
+    }
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The harmonic mean of precision and recall of words, each counted as often as it occurs.
+fn words_f1(found: &[String], right: &[String]) -> f64 {
+    let mut left = right.to_vec();
+    let take = |word: &&String| {
+        let at = left.iter().position(|other| other == *word);
+        at.map(|at| left.swap_remove(at)).is_some()
+    };
+    let common = found.iter().filter(take).count() as f64;
+    if common == 0.0 { 0.0 } else { 2.0 * common / (found.len() + right.len()) as f64 }
 }
 
 /// (n c - sum_k p_k t_k) / sqrt((n^2 - sum p_k^2) (n^2 - sum t_k^2)), where c predictions of n are
@@ -128,5 +187,35 @@ mod tests {
             };
             assert!(close, "{score:?}: {found:?}, expected {expected:?}");
         }
+    }
+
+    /// Expected values are from the definition in the evaluation script of SQuAD v1.1.
+    #[test]
+    fn scores_of_answers_are_those_of_squad() {
+        for (found, right, exact, f1) in [
+            ("the Denver Broncos!", &["Denver Broncos"][..], 1.0, 1.0),
+            ("Denver", &["Denver Broncos", "Carolina Panthers"], 0.0, 2.0 / 3.0),
+            ("a an the", &["The"], 1.0, 0.0),
+            ("", &["x"], 0.0, 0.0),
+            ("308", &["308 points", "308"], 1.0, 1.0),
+            ("to be or not to be", &["to be, to be"], 0.0, 0.8),
+            ("A-team", &["team"], 0.0, 0.0),
+            ("U.S.A.", &["usa"], 1.0, 1.0),
+            ("der Äpfel Café", &["DER ÄPFEL CAFÉ"], 1.0, 1.0),
+            ("the\u{2014}end", &["\u{2014}end"], 1.0, 1.0),
+            ("thé end", &["end"], 0.0, 2.0 / 3.0),
+            ("Saint\u{a0}Bernadette  Soubirous", &["Saint Bernadette Soubirous"], 1.0, 1.0),
+            ("1,000", &["1000"], 1.0, 1.0),
+        ] {
+            for (score, expected) in [(Score::ExactMatch, exact), (Score::F1, f1)] {
+                // Beside an answer that is right.
+                let value = score.of_answers(&[found, "x"], &[right.to_vec(), vec!["x"]]);
+                let value = value.expect("a score of answers");
+                let close = (value - (expected + 1.0) / 2.0).abs() < 1e-12;
+                assert!(close, "{score:?} of {found:?}: {value}, expected {expected} and 1");
+            }
+        }
+        assert_eq!(Score::F1.of_answers(&[], &[]), None);
+        assert_eq!(Score::Accuracy.of_answers(&["x"], &[vec!["x"]]), None);
     }
 }

@@ -8,7 +8,8 @@
 //! logits = norm(gelu(m W^T + b)) word^T + bias
 //! ```
 //!
-//! A fine-tuned BERT has a [`SequenceHead`] on the first token instead, with a pooler.
+//! A fine-tuned BERT has a [`SequenceHead`] on the first token instead, with a pooler, or a
+//! [`SpanHead`] on all.
 //!
 //! Parameter names are Hugging Face's without `bert.`, but queries, keys and values are one
 //! projection.
@@ -28,7 +29,8 @@ use crate::{
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
         FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
-        Prediction, SequenceHead, SequenceHeadSpec, Sharing, Sparsity, Streams, TargetRows,
+        Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
+        Streams, TargetRows,
     },
     objective::{Batch, most_targets},
 };
@@ -147,11 +149,15 @@ impl Bert {
         }
         let head = match spec.prediction {
             None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
+            Some(Prediction::Span) => {
+                let x = blocks.last().map_or(embedded.y, |block| block.kept.norm_2.y);
+                TaskHead::Tuned(Box::new(SpanHead::new(builder, x, DEVIATION)?))
+            }
             Some(prediction) => {
                 let (name, bias, pooler) = ("classifier", Bias::Present, Some(("pooler.dense", d)));
                 let (d_model, deviation) = (d, DEVIATION);
                 let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
-                TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
+                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }
         };
         let BatchShape { size, .. } = builder.batch();
@@ -210,7 +216,7 @@ impl Model for Bert {
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
         match &self.head {
             TaskHead::Masked(head) => head.upload(backend, targets),
-            TaskHead::Sequence(head) => head.upload(backend, targets),
+            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
         }
     }
 
@@ -219,7 +225,7 @@ impl Model for Bert {
         let dx = pass.rows(self.shared.dx);
         match &self.head {
             TaskHead::Masked(head) => head.loss_and_gradient(pass, x, dx)?,
-            TaskHead::Sequence(head) => head.loss_and_gradient(pass, x, dx)?,
+            TaskHead::Tuned(head) => head.loss_and_gradient(pass, x, dx)?,
         }
         let lengths = Some(self.lengths.first_rows(pass.batch.size));
         let embedded = self.embedded.rows(pass);
@@ -241,21 +247,21 @@ impl Model for Bert {
         let x = self.forward(pass)?;
         match &self.head {
             TaskHead::Masked(head) => head.loss(pass, x),
-            TaskHead::Sequence(head) => head.evaluate(pass, x),
+            TaskHead::Tuned(head) => head.evaluate(pass, x),
         }
     }
 
     fn loss(&self) -> Tensor {
         match &self.head {
             TaskHead::Masked(head) => head.head.buffers().loss,
-            TaskHead::Sequence(head) => head.loss(),
+            TaskHead::Tuned(head) => head.loss(),
         }
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         match &self.head {
             TaskHead::Masked(_) => Err(no_outputs()),
-            TaskHead::Sequence(head) => head.outputs(pass),
+            TaskHead::Tuned(head) => head.outputs(pass),
         }
     }
 }
@@ -266,14 +272,14 @@ enum TaskHead {
     /// Pre-training.
     Masked(Box<MaskedHead>),
     /// Fine-tuning.
-    Sequence(Box<SequenceHead>),
+    Tuned(Box<dyn PredictionHead>),
 }
 
 impl TaskHead {
     fn sharing(&self) -> Sharing {
         match self {
             Self::Masked(_) => Sharing::Tied,
-            Self::Sequence(_) => Sharing::Alone,
+            Self::Tuned(_) => Sharing::Alone,
         }
     }
 }

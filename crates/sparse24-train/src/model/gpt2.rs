@@ -21,8 +21,8 @@ use crate::{
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
         Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, SequenceHead,
-        SequenceHeadSpec, Sharing, Sparsity,
+        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, PredictionHead,
+        SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
     },
     objective::Batch,
 };
@@ -121,20 +121,23 @@ impl Gpt2 {
             blocks.push(Block::new(builder, spec, layer, x, shared)?);
         }
         let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
+        let x = builder.activation("ln_f x", d)?;
+        let last = NormActivations::new(builder, "ln_f", x)?;
         let head = match spec.prediction {
             None => {
                 let rows = builder.batch().tokens();
                 TaskHead::Next(Box::new(Head::tied(builder, &embedding, rows)?))
             }
+            Some(Prediction::Span) => {
+                TaskHead::Tuned(Box::new(SpanHead::new(builder, last.y, DEVIATION)?))
+            }
             Some(prediction) => {
                 let (name, bias, pooler) = ("score", Bias::Absent, None);
                 let (d_model, deviation) = (d, DEVIATION);
                 let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
-                TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
+                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }
         };
-        let x = builder.activation("ln_f x", d)?;
-        let last = NormActivations::new(builder, "ln_f", x)?;
         let tokens = [builder.batch().tokens(), 1];
         let tokens = builder.tensor("tokens", tokens, DType::U32, Region::Activations)?;
         let [residual, y, ddelta] = ["dresidual", "dy", "ddelta"].map(|name| (name, d));
@@ -184,13 +187,13 @@ impl Gpt2 {
 
 impl Model for Gpt2 {
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
-        let Batch { tokens, targets, .. } = batch;
+        let Batch { tokens, targets, lengths, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         match &self.head {
             TaskHead::Next(head) => {
                 backend.upload_ids(head.buffers().targets.first_rows(targets.len()), targets)
             }
-            TaskHead::Sequence(head) => head.upload(backend, targets),
+            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
         }
     }
 
@@ -200,7 +203,7 @@ impl Model for Gpt2 {
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
         match &self.head {
             TaskHead::Next(head) => head.loss_and_gradient(pass, x, dy)?,
-            TaskHead::Sequence(head) => head.loss_and_gradient(pass, x, dy)?,
+            TaskHead::Tuned(head) => head.loss_and_gradient(pass, x, dy)?,
         }
         pass.run(Fill { to: residual, value: 0.0 })?;
         self.norm.backward(pass, dy, self.last.rows(pass), residual, Accumulate::Add)?;
@@ -215,21 +218,21 @@ impl Model for Gpt2 {
         let x = self.forward(pass)?;
         match &self.head {
             TaskHead::Next(head) => head.loss(pass, x),
-            TaskHead::Sequence(head) => head.evaluate(pass, x),
+            TaskHead::Tuned(head) => head.evaluate(pass, x),
         }
     }
 
     fn loss(&self) -> Tensor {
         match &self.head {
             TaskHead::Next(head) => head.buffers().loss,
-            TaskHead::Sequence(head) => head.loss(),
+            TaskHead::Tuned(head) => head.loss(),
         }
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         match &self.head {
             TaskHead::Next(_) => Err(no_outputs()),
-            TaskHead::Sequence(head) => head.outputs(pass),
+            TaskHead::Tuned(head) => head.outputs(pass),
         }
     }
 
@@ -246,15 +249,15 @@ impl Model for Gpt2 {
 enum TaskHead {
     /// Pre-training: the next token.
     Next(Box<Head>),
-    /// Fine-tuning, on the last token.
-    Sequence(Box<SequenceHead>),
+    /// Fine-tuning.
+    Tuned(Box<dyn PredictionHead>),
 }
 
 impl TaskHead {
     fn sharing(&self) -> Sharing {
         match self {
             Self::Next(_) => Sharing::Tied,
-            Self::Sequence(_) => Sharing::Alone,
+            Self::Tuned(_) => Sharing::Alone,
         }
     }
 }

@@ -11,29 +11,56 @@ use super::{
 use crate::{
     Error,
     backend::{
-        DType, Region, Tensor,
+        Backend, DType, Region, Tensor,
         op::{HeadGradients, HeadLoss, Logits, TargetLoss},
     },
 };
 
-/// The prediction of a fine-tuned model for a sequence.
+/// The prediction of a fine-tuned model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prediction {
-    /// One of this many classes, by cross-entropy.
+    /// One of this many classes for each sequence, by cross-entropy.
     Class(usize),
-    /// A number, by squared error.
+    /// A number for each sequence, by squared error.
     Value,
+    /// The first and the last token of a span of each sequence, see [`TargetLoss::Span`].
+    Span,
 }
 
 impl Prediction {
-    /// Outputs per sequence.
+    /// Outputs for each sequence; for each token, of a span.
     #[must_use]
     pub fn outputs(self) -> usize {
         match self {
             Self::Class(classes) => classes,
             Self::Value => 1,
+            Self::Span => 2,
         }
     }
+}
+
+/// The head of a fine-tuned model.
+pub trait PredictionHead: core::fmt::Debug + Send {
+    /// Copies the targets of a batch to the device, and its lengths, which are empty if no token is
+    /// padding.
+    fn upload(
+        &self,
+        backend: &mut dyn Backend,
+        targets: &[u32],
+        lengths: &[u32],
+    ) -> Result<(), Error>;
+
+    /// The summed loss, without gradients.
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error>;
+
+    /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error>;
+
+    /// The summed loss `[1, 1]`.
+    fn loss(&self) -> Tensor;
+
+    /// The outputs for the batch that was evaluated last.
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
 }
 
 /// Outputs x E^T + b, and their loss.
@@ -75,18 +102,13 @@ impl Head {
     pub fn untied(
         builder: &mut Builder<'_>,
         name: &str,
-        (prediction, d): (Prediction, usize),
+        (kind, shape): (TargetLoss, [usize; 2]),
         bias: Bias,
         deviation: f32,
         rows: usize,
     ) -> Result<Self, Error> {
-        let shape = [prediction.outputs(), d];
         let table = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
         let table = builder.parameter(table)?;
-        let kind = match prediction {
-            Prediction::Class(_) => TargetLoss::CrossEntropy { smoothing: 0.0 },
-            Prediction::Value => TargetLoss::SquaredError,
-        };
         let head = Self::of_table(builder, table, kind, rows)?;
         match bias {
             Bias::Absent => Ok(head),
@@ -101,10 +123,14 @@ impl Head {
         rows: usize,
     ) -> Result<Self, Error> {
         let outputs = table.weight.shape[0];
+        let held = match kind {
+            TargetLoss::Span { .. } => rows,
+            _ => rows.min(ROWS),
+        };
         let mut alloc =
             |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);
         let buffers = HeadBuffers {
-            logits: alloc("logits", [rows.min(ROWS), outputs], DType::Activation)?,
+            logits: alloc("logits", [held, outputs], DType::Activation)?,
             targets: alloc("targets", [rows, 1], DType::U32)?,
             loss: alloc("loss", [1, 1], DType::F32)?,
         };
@@ -126,7 +152,7 @@ impl Head {
 
     /// The summed loss, without gradients.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let op = self.operation(x, None);
+        let op = self.operation(pass, x, None);
         pass.run(op)
     }
 
@@ -140,7 +166,7 @@ impl Head {
         let dembedding = self.table.gradient;
         let dbias = self.bias.map(|bias| bias.gradient);
         let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
-        let op = self.operation(x, Some(gradients));
+        let op = self.operation(pass, x, Some(gradients));
         pass.run(op)
     }
 
@@ -152,10 +178,16 @@ impl Head {
         pass.backend.download(out)
     }
 
-    fn operation(&self, x: Tensor, gradients: Option<HeadGradients>) -> HeadLoss {
+    fn operation(&self, pass: &Pass<'_>, x: Tensor, gradients: Option<HeadGradients>) -> HeadLoss {
         let HeadBuffers { logits, targets, loss } = self.buffers;
         let (embedding, bias) = (self.table.weight, self.bias.map(|bias| bias.weight));
         let targets = targets.first_rows(x.shape[0]);
-        HeadLoss { x, embedding, bias, targets, kind: self.kind, logits, loss, gradients }
+        let kind = match self.kind {
+            TargetLoss::Span { lengths } => {
+                TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
+            }
+            kind => kind,
+        };
+        HeadLoss { x, embedding, bias, targets, kind, logits, loss, gradients }
     }
 }

@@ -5,14 +5,17 @@ use sparse24_core::{op::Activation, philox::Site};
 use super::{
     Pass,
     builder::Builder,
-    head::{Head, Prediction},
+    head::{Head, Prediction, PredictionHead},
     linear24::{Bias, Linear24, LinearSpec},
     parameter::Sparsity,
     target_rows::TargetRows,
 };
 use crate::{
     Error,
-    backend::{Backend, DType, Region, Tensor, op::ActivationBackward},
+    backend::{
+        Backend, DType, Region, Tensor,
+        op::{ActivationBackward, TargetLoss},
+    },
 };
 
 /// Outputs for the row of each sequence that has a target.
@@ -55,7 +58,7 @@ pub struct SequenceHeadSpec<'a> {
     pub d_model: usize,
     /// Standard deviation of the initial weights.
     pub deviation: f32,
-    /// Its prediction.
+    /// Its prediction, which is no span.
     pub prediction: Prediction,
 }
 
@@ -85,20 +88,14 @@ impl SequenceHead {
             }
         };
         let dropout = builder.dropout_site();
-        let head = Head::untied(builder, name, (prediction, width), bias, deviation, n)?;
+        let kind = match prediction {
+            Prediction::Value => TargetLoss::SquaredError,
+            _ => TargetLoss::CrossEntropy { smoothing: 0.0 },
+        };
+        let output = (kind, [prediction.outputs(), width]);
+        let head = Head::untied(builder, name, output, bias, deviation, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
         Ok(Self { pooler, dropout, head, rows, m, h, dh, dm })
-    }
-
-    /// The summed loss `[1, 1]`.
-    #[must_use]
-    pub fn loss(&self) -> Tensor {
-        self.head.buffers().loss
-    }
-
-    /// Copies the targets of a batch to the device: one of each sequence.
-    pub fn upload(&self, backend: &mut dyn Backend, targets: &[u32]) -> Result<(), Error> {
-        self.rows.upload(backend, targets, self.m.shape[0], self.head.buffers().targets)
     }
 
     /// The input of the output layer.
@@ -112,20 +109,19 @@ impl SequenceHead {
         pass.drop_in_place(h, self.dropout)?;
         Ok(h)
     }
+}
 
-    /// The summed loss, without gradients.
-    pub fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+impl PredictionHead for SequenceHead {
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result<(), Error> {
+        self.rows.upload(backend, targets, self.m.shape[0], self.head.buffers().targets)
+    }
+
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let h = self.forward(pass, x)?;
         self.head.loss(pass, h)
     }
 
-    /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
-    pub fn loss_and_gradient(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        dx: Tensor,
-    ) -> Result<(), Error> {
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
         let h = self.forward(pass, x)?;
         let n = pass.batch.size;
         let [m, dh, dm] = [self.m, self.dh, self.dm].map(|buffer| buffer.first_rows(n));
@@ -139,8 +135,11 @@ impl SequenceHead {
         self.rows.scatter(pass, dm, dx)
     }
 
-    /// The outputs `[size, outputs]` of the batch that was evaluated last.
-    pub fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+    fn loss(&self) -> Tensor {
+        self.head.buffers().loss
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         self.head.logits(pass, self.h.first_rows(pass.batch.size))
     }
 }

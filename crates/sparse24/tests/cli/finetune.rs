@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::json;
+
 use crate::support::{Place, SAVED};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
@@ -49,6 +51,76 @@ fn a_model_is_fine_tuned_from_either_family() {
         // A fine-tuned model is a start too, with a new head.
         let again = tune.replace("--init-from run", "--init-from tuned --epochs 1 --out again");
         assert_eq!(place.json(&again)["steps"], 6);
+    }
+}
+
+/// A folder of questions like SQuAD's, whose answer is where the letters x and y are. Some contexts
+/// take more than one window.
+fn questions(place: &Place) {
+    fs::create_dir_all(place.path("squad")).unwrap();
+    for (name, count) in [("train-v1.1.json", 60), ("dev-v1.1.json", 12)] {
+        let paragraph = |i: usize| {
+            let letters = |count: usize, by: usize| -> String {
+                (0..count).map(|at| char::from(b'a' + (at * by % 7) as u8)).collect()
+            };
+            let (before, after) = (letters(i * 5 % 11, 1 + i % 6), letters(i * 3 % 13, 1 + i % 5));
+            let (context, start) = (format!("\u{e9}{before} xy {after}"), 2 + before.len());
+            json!({
+                "context": context,
+                "qas": [{
+                    "id": format!("{name} {i}"),
+                    "question": "xy?",
+                    "answers": [{"text": "xy", "answer_start": start}],
+                }],
+            })
+        };
+        let paragraphs: Vec<_> = (0..count).map(paragraph).collect();
+        let file = json!({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]});
+        place.write(&format!("squad/{name}"), file.to_string());
+    }
+}
+
+#[test]
+fn answers_are_found_by_either_family() {
+    for model in [BERT, ""] {
+        let place = Place::trained(&format!(
+            "{model} --set data.tokenizer=byte --set model.sequence_length=24"
+        ));
+        questions(&place);
+        let tune = format!(
+            "finetune --task squad --data squad --init-from run --set batch.size=8 \
+             --set optimizer.learning_rate=0.01 --set task.stride=8 {SAVED} --json"
+        );
+        place.json(&format!("{tune} --epochs 1 --out short"));
+        place.repeats("short");
+        let summary = place.json(&format!("{tune} --epochs 12 --out tuned"));
+        let losses: Vec<_> =
+            place.metrics("tuned").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
+        assert!(losses[losses.len() - 1] < losses[0] / 4.0, "{losses:?}");
+        let scores = &summary["scores"];
+        for score in ["exact_match", "f1"] {
+            assert!(scores[score].as_f64().is_some_and(|share| share > 0.9), "{summary}");
+        }
+        let report = place.json("eval tuned --json --predictions answers.json");
+        assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], scores]);
+        let answers = place.value("answers.json");
+        let answers: Vec<_> = answers.as_object().unwrap().iter().collect();
+        assert_eq!(answers.len(), 12, "an answer for each question");
+        assert!(report["tokens"].as_u64().unwrap() > 12, "no context takes two windows");
+        let right = answers.iter().filter(|(_, answer)| *answer == "xy").count();
+        assert_eq!(Some(right as f64 / 12.0), scores["exact_match"].as_f64(), "{answers:?}");
+        let other = place.json("eval tuned --data squad/dev-v1.1.json --json");
+        assert_eq!(other["loss"], report["loss"]);
+        place.exits("report tuned --out page.html", 0);
+        assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("Score of the task"));
+        place.refuses("eval tuned short --predictions x", 2, "--predictions: holds the answers of");
+        place.refuses("eval run --predictions x", 2, "--predictions: run answers no questions");
+        place.refuses(
+            "finetune --task squad --data squad/dev-v1.1.json --init-from run",
+            3,
+            "is no folder; expected one with the files of squad",
+        );
+        place.refuses(&format!("{tune} --set task.stride=0 --out no"), 2, "task.stride: ");
     }
 }
 

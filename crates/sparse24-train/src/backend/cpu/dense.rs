@@ -13,7 +13,7 @@ use sparse24_cpu::{
     dropout::dropout,
     embedding,
     gemm::matmul,
-    loss::{head_loss, squared_error},
+    loss::{head_loss, span_loss, squared_error},
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
 };
@@ -295,6 +295,9 @@ impl CpuBackend {
                         head_loss(logits, targets, ignore, smoothing, scale)?
                     }
                     TargetLoss::SquaredError => squared_error(logits, targets, ignore, scale)?,
+                    TargetLoss::Span { lengths } => {
+                        span_loss(logits, targets, cpu.buffers.ids(lengths), ignore, scale)?
+                    }
                 };
                 Ok(())
             })?;

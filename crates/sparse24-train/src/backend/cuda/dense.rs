@@ -260,7 +260,10 @@ impl CudaBackend {
         let sums = dbias.map_or([0, 0], |_| bias::bias_grad_scratch(op.logits.shape));
         let scratch = [p + sums[0] * sums[1], 1];
         let scratch = grown(&mut self.gpu, &mut self.scratch.floats, scratch)?;
-        let losses = scratch.rows(0..p);
+        let losses = match op.kind {
+            TargetLoss::Span { lengths } => scratch.rows(0..lengths.shape[0]),
+            _ => scratch.rows(0..p),
+        };
         let [outputs, d] = op.embedding.shape;
         let weight = self.table(op.embedding)?;
         let bias = op.bias.map(|bias| self.buffers.tall_copy_of(bias));
@@ -271,10 +274,10 @@ impl CudaBackend {
             let product = gemm::LinearForward { x, weight, bias, z: logits };
             self.gemm.linear_forward(&mut self.gpu, &product)?;
             let targets = self.buffers.ids(op.targets.rows(rows.clone()));
-            let losses = losses.rows(rows.clone());
             let vocabulary = op.embedding.shape[0];
             match op.kind {
                 TargetLoss::CrossEntropy { smoothing } => {
+                    let losses = losses.rows(rows.clone());
                     let of = loss::HeadLoss { logits, targets, vocabulary, smoothing, losses };
                     match op.gradients {
                         Some(_) => loss::head_loss(&mut self.gpu, &of)?,
@@ -282,7 +285,13 @@ impl CudaBackend {
                     }
                 }
                 TargetLoss::SquaredError => {
+                    let losses = losses.rows(rows.clone());
                     loss::squared_error(&mut self.gpu, logits, targets, losses)?;
+                }
+                TargetLoss::Span { lengths } => {
+                    let lengths = self.buffers.ids(lengths);
+                    let of = loss::SpanLoss { logits, targets, lengths, losses };
+                    loss::span_loss(&mut self.gpu, &of)?;
                 }
             }
             let Some(gradients) = op.gradients else { continue };

@@ -254,6 +254,14 @@ pub enum TargetLoss {
     },
     /// (z - t)^2 of their only column z, V = 1, where a target has the bits of the f32 t.
     SquaredError,
+    /// The mean of the cross-entropies of a span's first and last token, V = 2: those of the
+    /// softmax of column 0 and of column 1 over the tokens of a sequence that are no padding. The
+    /// first target of a sequence that is not ignored is at the first token, and is the position of
+    /// the last one; a sequence without one contributes nothing. All logits are held at once.
+    Span {
+        /// Tokens of each sequence that are no padding `[n, 1]`; sequences have p / n tokens.
+        lengths: Tensor,
+    },
 }
 
 /// Sum over rows of the loss of x E^T + b against the targets.

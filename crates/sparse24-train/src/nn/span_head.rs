@@ -1,0 +1,66 @@
+//! The head of a model that is fine-tuned to find a span: two outputs of each token.
+
+use super::{
+    Pass,
+    builder::Builder,
+    head::{Head, Prediction, PredictionHead},
+    linear24::Bias,
+};
+use crate::{
+    Error,
+    backend::{Backend, DType, Region, Tensor, op::TargetLoss},
+};
+
+/// outputs = x W^T + b: for each token, the logits of being the first and the last of the span.
+#[derive(Debug)]
+pub struct SpanHead {
+    head: Head,
+    /// Its input of the last forward pass `[p, d]`.
+    x: Tensor,
+    lengths: Tensor,
+    sequence_length: usize,
+}
+
+impl SpanHead {
+    /// Allocates the layer, which has Hugging Face's name, for inputs x.
+    pub fn new(builder: &mut Builder<'_>, x: Tensor, deviation: f32) -> Result<Self, Error> {
+        let [rows, d_model] = x.shape;
+        let batch = builder.batch();
+        let shape = [batch.size, 1];
+        let lengths = builder.tensor("span lengths", shape, DType::U32, Region::Activations)?;
+        let output = (TargetLoss::Span { lengths }, [Prediction::Span.outputs(), d_model]);
+        let head = Head::untied(builder, "qa_outputs", output, Bias::Present, deviation, rows)?;
+        Ok(Self { head, x, lengths, sequence_length: batch.sequence_length })
+    }
+}
+
+impl PredictionHead for SpanHead {
+    fn upload(
+        &self,
+        backend: &mut dyn Backend,
+        targets: &[u32],
+        lengths: &[u32],
+    ) -> Result<(), Error> {
+        let n = targets.len() / self.sequence_length;
+        let whole = vec![self.sequence_length as u32; if lengths.is_empty() { n } else { 0 }];
+        let lengths = if lengths.is_empty() { &whole } else { lengths };
+        backend.upload_ids(self.lengths.first_rows(n), lengths)?;
+        backend.upload_ids(self.head.buffers().targets.first_rows(targets.len()), targets)
+    }
+
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+        self.head.loss(pass, x)
+    }
+
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+        self.head.loss_and_gradient(pass, x, dx)
+    }
+
+    fn loss(&self) -> Tensor {
+        self.head.buffers().loss
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        self.head.logits(pass, pass.rows(self.x))
+    }
+}
