@@ -23,6 +23,7 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
         activation,
         sparsify,
         mask_probability: 1.0,
+        pooler: d_model,
         prediction,
     })
 }

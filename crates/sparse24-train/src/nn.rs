@@ -27,6 +27,7 @@ mod linear24;
 mod norm;
 mod parameter;
 mod sequence_head;
+mod sinusoids;
 mod target_rows;
 
 pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
@@ -37,9 +38,10 @@ pub use head::{Head, HeadBuffers, Prediction};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
-    DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
+    ConstantValue, DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
 };
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
+pub use sinusoids::ScaledSinusoids;
 pub use target_rows::TargetRows;
 
 /// How a forward or backward pass runs.

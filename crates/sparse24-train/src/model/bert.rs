@@ -33,7 +33,7 @@ use crate::{
     objective::{Batch, most_targets},
 };
 
-/// The size of a BERT.
+/// The size of a BERT, or of a [crammed](super::crammed_bert) one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BertSpec {
     /// Blocks.
@@ -55,6 +55,8 @@ pub struct BertSpec {
     /// Probability that a token is a target, which bounds the rows that the head reads: at most
     /// [`most_targets`] of a batch.
     pub mask_probability: f32,
+    /// Features of the pooler, through which a fine-tuned model reads the first token.
+    pub pooler: usize,
     /// The prediction that it is fine-tuned for; masked tokens if absent.
     pub prediction: Option<Prediction>,
 }
@@ -66,10 +68,10 @@ pub const TOKEN_TABLE: &str = "embeddings.word_embeddings.weight";
 pub const SEGMENTS: usize = 2;
 
 /// Standard deviation of the initial weights.
-const DEVIATION: f32 = 0.02;
+pub(super) const DEVIATION: f32 = 0.02;
 
 /// Added to the variances of norms.
-const EPSILON: f32 = 1e-12;
+pub(super) const EPSILON: f32 = 1e-12;
 
 impl BertSpec {
     pub(super) fn extents(&self) -> Extents {
@@ -77,7 +79,7 @@ impl BertSpec {
         Extents { d_model, heads, d_ff, longest, activation }
     }
 
-    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
+    pub(super) fn attention<'a>(&self, names: &'a [String], bias: Bias) -> AttentionSpec<'a> {
         let sparsity = match self.sparsify {
             Sparsify::Ffn => Sparsity::Dense,
             Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
@@ -87,7 +89,7 @@ impl BertSpec {
             d_model: self.d_model,
             heads: self.heads,
             mask: AttentionMask::Full,
-            bias: Bias::Present,
+            bias,
             deviations: [DEVIATION; 2],
             sparsity,
         }
@@ -148,7 +150,8 @@ impl Bert {
         let head = match spec.prediction {
             None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
             Some(prediction) => {
-                let (name, bias, pooler) = ("classifier", Bias::Present, Some(("pooler.dense", d)));
+                let pooler = Some(("pooler.dense", spec.pooler));
+                let (name, bias) = ("classifier", Bias::Present);
                 let (d_model, deviation) = (d, DEVIATION);
                 let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
                 TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
@@ -164,7 +167,8 @@ impl Bert {
         let mut activation = |name| builder.activation(name, d);
         let (delta, dx, dsum) = (activation("delta")?, activation("dx")?, activation("dsum")?);
         let (ddelta, dbranch) = (activation("ddelta")?, activation("dbranch")?);
-        let attention = Attention::activations(builder, "d", &spec.attention(&names))?;
+        let attention = spec.attention(&names, Bias::Present);
+        let attention = Attention::activations(builder, "d", &attention)?;
         let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
         let shared = Shared { delta, dx, dsum, ddelta, dbranch, attention, ffn };
         Ok(Self {
@@ -401,7 +405,7 @@ impl Block {
         let BertSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
-        let attention = Attention::new(builder, &spec.attention(&names))?;
+        let attention = Attention::new(builder, &spec.attention(&names, Bias::Present))?;
         let norm_1 =
             Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
@@ -416,8 +420,9 @@ impl Block {
         };
         let (kept_1, kept_2) = (kept_norm("norm_1")?, kept_norm("norm_2")?);
         let names = ["qkv", "out"].map(str::to_owned);
+        let kept_attention = spec.attention(&names, Bias::Present);
         let kept = Kept {
-            attention: Attention::activations(builder, &of("kept"), &spec.attention(&names))?,
+            attention: Attention::activations(builder, &of("kept"), &kept_attention)?,
             norm_1: kept_1,
             mlp: FfnActivations::new(builder, &of("mlp"), d_ff, activation)?,
             norm_2: kept_2,
