@@ -19,7 +19,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, gpt2},
+    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, crammed_bert, gpt2},
     nn::Bias,
     schedule::Decay,
 };
@@ -103,25 +103,33 @@ impl ModelConfig {
         match self.kind {
             ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
             ModelKind::Bert => bert::TOKEN_TABLE,
+            ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
         }
     }
 
     /// Token ids of the model, for data with this many: BERT's mask token is one more.
     #[must_use]
     pub fn vocabulary(&self, data: u32) -> usize {
-        data as usize + usize::from(self.kind == ModelKind::Bert)
+        let mask_tokens = match self.kind {
+            ModelKind::Gpt2 => 0,
+            ModelKind::Bert | ModelKind::CrammedBert => 1,
+        };
+        data as usize + mask_tokens
     }
 }
 
 /// A model architecture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ModelKind {
     /// GPT-2: a decoder with pre-layer normalization and a tied head.
     #[default]
     Gpt2,
     /// BERT: an encoder with post-layer normalization and a head for masked tokens.
     Bert,
+    /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
+    /// head for masked tokens.
+    CrammedBert,
 }
 
 /// AdamW and the learning rate: linear warm-up, then decay.
@@ -415,7 +423,7 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
-            ModelKind::Bert => Layout::Bert,
+            ModelKind::Bert | ModelKind::CrammedBert => Layout::Bert,
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);

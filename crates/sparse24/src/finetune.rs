@@ -105,7 +105,7 @@ impl Pretrained {
         // A narrow model stays so with any method.
         let d_ff = match &model.recipe().model {
             ModelSpec::Gpt2(spec) => spec.d_ff,
-            ModelSpec::Bert(spec) => spec.d_ff,
+            ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.d_ff,
             _ => model.config.model.d_ff,
         };
         shape.push(format!("model.d_ff={d_ff}"));
@@ -127,7 +127,7 @@ impl Pretrained {
     /// Sources: for BERT the paper's repository; for GPT-2 likewise, with sequences of 128.
     fn usual(&self) -> (&'static [&'static str], u32) {
         match self.kind {
-            ModelKind::Bert => (
+            ModelKind::Bert | ModelKind::CrammedBert => (
                 &[
                     "optimizer.learning_rate=4e-5",
                     "optimizer.beta1=0.9",

@@ -16,7 +16,7 @@ use crate::{
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
     estimate::{Estimate, estimate},
-    model::{BertSpec, ModelSpec},
+    model::ModelSpec,
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation, MaskedLm, Metrics, Objective},
     trainer::{Recipe, Trainer},
@@ -298,9 +298,12 @@ impl Objective for CausalLm<'_> {
 /// The masked-token objective of a model that has one. Its mask token is the last id.
 #[must_use]
 pub fn masked_lm(recipe: &Recipe) -> Option<MaskedLm> {
-    let ModelSpec::Bert(spec @ BertSpec { prediction: None, .. }) = &recipe.model else {
+    let (ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec)) = &recipe.model else {
         return None;
     };
+    if spec.prediction.is_some() {
+        return None;
+    }
     let mask_token = spec.vocabulary as u32 - 1;
     let (seed, probability) = (recipe.seed, spec.mask_probability);
     Some(MaskedLm { seed, probability, mask_token, vocabulary: mask_token })
