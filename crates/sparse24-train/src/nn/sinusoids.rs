@@ -77,3 +77,43 @@ fn sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
     let angle = p as f64 / libm::pow(10000.0, (j - j % 2) as f64 / d as f64);
     (if j.is_multiple_of(2) { libm::sin(angle) } else { libm::cos(angle) }) as f32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::ShapeOnly,
+        method::Method,
+        nn::{BatchShape, Init},
+    };
+
+    /// The bits of sines and cosines in f64, rounded to f32.
+    #[test]
+    fn sinusoids_have_the_documented_bits() {
+        for (at, bits) in [
+            ([0, 0], 0),
+            ([0, 1], 0x3f80_0000),
+            ([1, 0], 0x3f57_6aa4),
+            ([1, 1], 0x3f0a_5140),
+            ([1, 2], 0x3d3e_0d1d),
+            ([1, 3], 0x3f7f_b96b),
+            ([127, 4], 0x3e8a_593a),
+            ([127, 5], 0x3f76_7a1e),
+            ([511, 0], 0x3f61_bbb4),
+            ([511, 1], 0xbef1_7fe5),
+        ] {
+            assert_eq!(sinusoid(at, 6).to_bits(), bits, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn the_factor_starts_at_the_root_of_the_width() {
+        let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
+        let shape = BatchShape { size: 1, sequence_length: 8 };
+        let mut builder = Builder::new(&mut backend, &method, shape);
+        ScaledSinusoids::new(&mut builder, ("s", 8), 16).expect("it allocates nothing");
+        let parameters = builder.into_parameters();
+        let spec = &parameters.iter().next().expect("a factor").spec;
+        assert_eq!((spec.shape, spec.init, spec.weight_decay), ([1, 1], Init::Constant(0.25), 0.0));
+    }
+}
