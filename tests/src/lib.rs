@@ -11,9 +11,19 @@ use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec};
 /// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]
 pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
+    ModelSpec::Bert(bert_spec(gpt2))
+}
+
+/// A crammed BERT of the sizes of a GPT-2, in which every token may be a target.
+#[must_use]
+pub fn crammed_bert(gpt2: Gpt2Spec) -> ModelSpec {
+    ModelSpec::CrammedBert(BertSpec { pooler: gpt2.d_model + 4, ..bert_spec(gpt2) })
+}
+
+fn bert_spec(gpt2: Gpt2Spec) -> BertSpec {
     let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
     let Gpt2Spec { activation, sparsify, prediction, .. } = gpt2;
-    ModelSpec::Bert(BertSpec {
+    BertSpec {
         layers,
         heads,
         d_model,
@@ -23,8 +33,9 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
         activation,
         sparsify,
         mask_probability: 1.0,
+        pooler: d_model,
         prediction,
-    })
+    }
 }
 
 #[cfg(doctest)]

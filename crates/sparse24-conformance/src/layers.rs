@@ -9,7 +9,7 @@ use sparse24_train::backend::{
     op::{
         ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, DropoutOp,
         Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients, HeadLoss, NormBackward,
-        NormForward, ScatterRows, TargetLoss,
+        NormForward, Scale, ScaleGrad, ScatterRows, TargetLoss,
     },
 };
 
@@ -485,5 +485,32 @@ pub(super) fn rows(bench: &mut Bench<'_>, draw: &Draw) {
             let from = numbers.iter().position(|&number| number as usize == row);
             from.map_or(0.0, |i| dout_host[[i, j]])
         })]
+    });
+}
+
+/// out = s x, and ds = sum of x * dout.
+pub(super) fn scale(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let shape = [draw.sizes[0], draw.sizes[2]];
+    let (scale, scale_host) = bench.parameter([1, 1]);
+    let given = |bench: &mut Bench<'_>| {
+        let values = bench.matrix(shape);
+        bench.given(values, DType::F32, Region::Activations)
+    };
+    let ((x, x_host), (dout, dout_host)) = (given(bench), given(bench));
+    let out = bench.sum("out", shape, false);
+    let op = Scale { x, scale, out: out.tensor };
+    bench.check(&[out], &[op.into()], |a| {
+        vec![a.map(&x_host, 1.0, |x| (scale_host[[0, 0]] * x, scale_host[[0, 0]] * x))]
+    });
+    let add = draw.options[0];
+    let ds = bench.sum("ds", [1, 1], add);
+    let op = ScaleGrad { x, dout, ds: ds.tensor, accumulate: accumulate(add) };
+    let before = ds.before.clone();
+    bench.check(&[ds], &[op.into()], |a| {
+        // Summed in f64: fewer than 2^29 terms err by less than a unit of their magnitudes.
+        let terms = &x_host * &dout_host;
+        let sum = a.rounded(terms.sum(), 1.0, terms.mapv(f64::abs).sum());
+        vec![added(a, before.as_ref(), Matrix::from_elem((1, 1), sum), 1)]
     });
 }

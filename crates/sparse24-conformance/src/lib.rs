@@ -58,6 +58,7 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("logits", products::logits),
     ("dropout", layers::dropout),
     ("rows", layers::rows),
+    ("scale", layers::scale),
     ("copy_and_fill", update::copy_and_fill),
     ("optimizer", update::optimizer),
     ("distances", update::distances),

@@ -26,6 +26,7 @@ mod product;
 pub mod prune;
 pub mod rounding;
 pub mod rows;
+pub mod scale;
 pub mod search;
 #[allow(unsafe_code)]
 pub mod simd;

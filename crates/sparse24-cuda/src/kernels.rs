@@ -211,6 +211,7 @@ pub const SOURCES: &[Source] = sources! {
     ], ALL, On;
     "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
+    "scale" Embedding: ["scale", "scale_grad"], ALL, Off;
     "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
         ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
     "spmm24_sm90" SparseProduct: [

@@ -42,6 +42,7 @@ mod plan;
 pub mod profile;
 pub mod prune;
 pub mod rows;
+pub mod scale;
 pub mod search;
 pub mod spmm24;
 pub mod survey;

@@ -19,7 +19,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, gpt2},
+    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, crammed_bert, gpt2},
     nn::Bias,
     schedule::Decay,
 };
@@ -103,6 +103,7 @@ impl ModelConfig {
         match self.kind {
             ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
             ModelKind::Bert => bert::TOKEN_TABLE,
+            ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
         }
     }
 
@@ -111,19 +112,26 @@ impl ModelConfig {
     #[must_use]
     pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
         let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
-        data as usize + usize::from(self.kind == ModelKind::Bert && !has_mask)
+        let needs_mask = match self.kind {
+            ModelKind::Gpt2 => false,
+            ModelKind::Bert | ModelKind::CrammedBert => true,
+        };
+        data as usize + usize::from(needs_mask && !has_mask)
     }
 }
 
 /// A model architecture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ModelKind {
     /// GPT-2: a decoder with pre-layer normalization and a tied head.
     #[default]
     Gpt2,
     /// BERT: an encoder with post-layer normalization and a head for masked tokens.
     Bert,
+    /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
+    /// head for masked tokens.
+    CrammedBert,
 }
 
 /// AdamW and the learning rate: linear warm-up, then decay.
@@ -422,7 +430,7 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
-            ModelKind::Bert => Layout::Bert,
+            ModelKind::Bert | ModelKind::CrammedBert => Layout::Bert,
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);

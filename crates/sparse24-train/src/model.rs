@@ -14,6 +14,7 @@ use crate::{
 };
 
 pub mod bert;
+pub mod crammed_bert;
 pub mod gpt2;
 
 pub use bert::BertSpec;
@@ -70,6 +71,8 @@ pub enum ModelSpec {
     Gpt2(Gpt2Spec),
     /// BERT.
     Bert(BertSpec),
+    /// The crammed BERT.
+    CrammedBert(BertSpec),
 }
 
 impl ModelSpec {
@@ -85,6 +88,9 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
             Self::Bert(spec) => Ok(Box::new(bert::Bert::new(builder, *spec)?)),
+            Self::CrammedBert(spec) => {
+                Ok(Box::new(crammed_bert::CrammedBert::new(builder, *spec)?))
+            }
         }
     }
 
@@ -93,7 +99,7 @@ impl ModelSpec {
     pub fn vocabulary(&self) -> usize {
         match self {
             Self::Gpt2(spec) => spec.vocabulary,
-            Self::Bert(spec) => spec.vocabulary,
+            Self::Bert(spec) | Self::CrammedBert(spec) => spec.vocabulary,
         }
     }
 
@@ -108,7 +114,7 @@ impl ModelSpec {
     pub fn prediction(&self) -> Option<Prediction> {
         match self {
             Self::Gpt2(spec) => spec.prediction,
-            Self::Bert(spec) => spec.prediction,
+            Self::Bert(spec) | Self::CrammedBert(spec) => spec.prediction,
         }
     }
 
@@ -119,7 +125,9 @@ impl ModelSpec {
         sequence_length: usize,
         checkpointing: ActivationCheckpointing,
     ) -> Result<(), Error> {
-        if matches!(self, Self::Bert(_)) && checkpointing != ActivationCheckpointing::None {
+        if matches!(self, Self::Bert(_) | Self::CrammedBert(_))
+            && checkpointing != ActivationCheckpointing::None
+        {
             return Err(Error::Setting {
                 key: "model.activation_checkpointing".to_owned(),
                 problem: "BERT keeps all activations; use \"none\"".to_owned(),
@@ -155,7 +163,7 @@ impl ModelSpec {
     fn extents(&self) -> Extents {
         match self {
             Self::Gpt2(spec) => spec.extents(),
-            Self::Bert(spec) => spec.extents(),
+            Self::Bert(spec) | Self::CrammedBert(spec) => spec.extents(),
         }
     }
 

@@ -27,6 +27,7 @@ mod linear24;
 mod norm;
 mod parameter;
 mod sequence_head;
+mod sinusoids;
 mod span_head;
 mod target_rows;
 
@@ -38,9 +39,10 @@ pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
-    DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
+    ConstantValue, DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
 };
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
+pub use sinusoids::ScaledSinusoids;
 pub use span_head::SpanHead;
 pub use target_rows::TargetRows;
 

@@ -108,7 +108,7 @@ impl Pretrained {
         // A narrow model stays so with any method.
         let d_ff = match &model.recipe().model {
             ModelSpec::Gpt2(spec) => spec.d_ff,
-            ModelSpec::Bert(spec) => spec.d_ff,
+            ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.d_ff,
             _ => model.config.model.d_ff,
         };
         shape.push(format!("model.d_ff={d_ff}"));
@@ -130,7 +130,7 @@ impl Pretrained {
     /// et al. 2018, section 4.2.
     fn usual(&self, is_span: bool) -> (&'static [&'static str], u32) {
         match self.kind {
-            ModelKind::Bert if is_span => (
+            ModelKind::Bert | ModelKind::CrammedBert if is_span => (
                 &[
                     "optimizer.learning_rate=5e-5",
                     "optimizer.beta1=0.9",
@@ -141,7 +141,7 @@ impl Pretrained {
                 ],
                 3,
             ),
-            ModelKind::Bert => (
+            ModelKind::Bert | ModelKind::CrammedBert => (
                 &[
                     "optimizer.learning_rate=4e-5",
                     "optimizer.beta1=0.9",

@@ -43,6 +43,8 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("Dropout", "dropout", 1),
     ("GatherRows", "rows", 1),
     ("ScatterRows", "rows", 1),
+    ("Scale", "scale", 1),
+    ("ScaleGrad", "scale", 1),
     ("Copy", "copy_and_fill", 1),
     ("Fill", "copy_and_fill", 1),
     ("GradNorm", "optimizer", 1),
@@ -139,6 +141,8 @@ fn outputs(op: &Op<'_>) -> Vec<Tensor> {
             DenseOp::Dropout(op) => vec![op.x],
             DenseOp::GatherRows(op) => vec![op.out],
             DenseOp::ScatterRows(op) => vec![op.dx],
+            DenseOp::Scale(op) => vec![op.out],
+            DenseOp::ScaleGrad(op) => vec![op.ds],
         },
     }
 }

@@ -18,12 +18,12 @@ use sparse24_train::{
 };
 
 use super::Open;
-use crate::{bert, oracle::arithmetic::Random};
+use crate::{bert, crammed_bert, oracle::arithmetic::Random};
 
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
 
-fn models() -> [ModelSpec; 2] {
+fn models() -> [ModelSpec; 3] {
     let gpt2 = Gpt2Spec {
         layers: 2,
         heads: 2,
@@ -36,7 +36,8 @@ fn models() -> [ModelSpec; 2] {
         sparsify: Sparsify::FfnAndAttention,
         prediction: None,
     };
-    [ModelSpec::Gpt2(gpt2), bert(Gpt2Spec { activation: Activation::GeluErf, ..gpt2 })]
+    let of = |activation| Gpt2Spec { activation, ..gpt2 };
+    [ModelSpec::Gpt2(gpt2), bert(of(Activation::GeluErf)), crammed_bert(of(Activation::Geglu))]
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {

@@ -169,12 +169,18 @@ fn random_weights(spec: &ModelSpec) -> Tensors {
 #[test]
 fn whole_model() {
     let base = spec(Activation::Gelu, Bias::Present);
+    let gated = spec(Activation::Geglu, Bias::Present);
     let models = [
         (ModelSpec::Gpt2(spec(Activation::Gelu, Bias::Present)), 0.0),
         (ModelSpec::Gpt2(spec(Activation::Geglu, Bias::Absent)), 0.25),
         (ModelSpec::Gpt2(spec(Activation::Swiglu, Bias::Present)), 0.25),
         (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
         (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Class(3)), ..base }), 0.25),
+        (sparse24_tests::crammed_bert(gated), 0.25),
+        (
+            sparse24_tests::crammed_bert(Gpt2Spec { prediction: Some(Prediction::Value), ..gated }),
+            0.0,
+        ),
         (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Value), ..base }), 0.25),
         (sparse24_tests::bert(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),
         (ModelSpec::Gpt2(Gpt2Spec { prediction: Some(Prediction::Span), ..base }), 0.25),

@@ -112,6 +112,12 @@ pub(crate) fn bert(recipe: Recipe) -> Recipe {
     Recipe { model, ..recipe }
 }
 
+/// The recipe with a crammed BERT of the same sizes.
+pub(crate) fn crammed_bert(recipe: Recipe) -> Recipe {
+    let model = sparse24_tests::crammed_bert(gpt2(&recipe));
+    Recipe { model, ..recipe }
+}
+
 /// Weights of standard deviation near 1/2, so that every part of a layer matters.
 pub(crate) fn weights(spec: &ModelSpec) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
@@ -169,7 +175,7 @@ pub(crate) struct Noise {
 
 impl Noise {
     pub(crate) fn of(recipe: &Recipe) -> Self {
-        let bidirectional = matches!(recipe.model, ModelSpec::Bert(_));
+        let bidirectional = !matches!(recipe.model, ModelSpec::Gpt2(_));
         Self {
             vocabulary: recipe.model.vocabulary(),
             joined: 1,

@@ -4,6 +4,7 @@
 //! and the Philox block function, whose known answers core checks.
 
 mod bert;
+mod crammed_bert;
 pub(super) mod fst;
 mod gpt2;
 pub(super) mod pass;

@@ -142,10 +142,10 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     let recipes = recipes.flat_map(|(at, method)| {
         let mut recipe = fixture::recipe(method);
         recipe.dropout = 0.25;
-        let bert = fixture::bert(recipe.clone());
+        let berts = [fixture::bert, fixture::crammed_bert].map(|of| of(recipe.clone()));
         let activation = Activation::ALL[at % Activation::ALL.len()];
         fixture::change(&mut recipe, |spec| spec.activation = activation);
-        [recipe, bert]
+        berts.into_iter().chain([recipe])
     });
     for recipe in recipes {
         let mut whole = start(&recipe);

@@ -386,6 +386,31 @@ fn bert_as_in_f64() {
     check(&everywhere(sr_ste), Rules { decay: FST.decay, ..ROW_WISE });
 }
 
+/// Pre-LN, sinusoidal positions with a learned factor, padding, a gate, and a head that reads the
+/// rows with a target. Each part of the method shows.
+#[test]
+fn crammed_bert_as_in_f64() {
+    let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
+    fixture::change(&mut recipe, |spec| spec.activation = Activation::Geglu);
+    recipe.dropout = 0.25;
+    let recipe = fixture::crammed_bert(recipe);
+    check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
+    let checked = check(&recipe, FST);
+    let others = [
+        (Part::Mask, 1, "loss"),
+        (Part::Mvue, 1, "norm"),
+        (Part::Decay, 1, "m of layers.0.ffn.dense_in.weight"),
+        (Part::Refresh, 4, "validation loss"),
+        (Part::Switch, 11, "loss"),
+        (Part::Clipping, 1, "m of embedding.word_embedding.weight"),
+        (Part::WeightDecay, 1, "w of embedding.word_embedding.weight"),
+        (Part::Dropout, 1, "loss"),
+    ];
+    for (part, step, quantity) in others {
+        assert_shows(&checked, Rules { without: Some(part), ..FST }, step, quantity);
+    }
+}
+
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
 #[test]
 fn fine_tuning_as_in_f64() {
@@ -394,6 +419,7 @@ fn fine_tuning_as_in_f64() {
         fixture::change(&mut recipe, |spec| spec.prediction = Some(prediction));
         recipe.dropout = 0.25;
         check(&fixture::bert(recipe.clone()), Rules { switch: 0, ..FST });
+        check(&fixture::crammed_bert(recipe.clone()), Rules { switch: 0, ..FST });
         check(&recipe, Rules { switch: 0, ..FST });
         recipe.method = fixture::fst(LAMBDA);
         check(&recipe, FST);

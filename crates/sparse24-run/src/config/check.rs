@@ -20,6 +20,9 @@ pub(crate) const MOST: usize = 1 << 24;
 /// Most layers: an estimate makes each one.
 pub(crate) const MOST_LAYERS: usize = 1 << 12;
 
+/// Width of a crammed BERT's pooler in the code of the paper's authors.
+const CRAMMED_POOLER: usize = 1024;
+
 fn refuse(key: &str, expected: &str, found: impl std::fmt::Display) -> Result<(), Error> {
     Err(Error::setting(key, format!("expected {expected}, found {found}")))
 }
@@ -60,8 +63,15 @@ impl Config {
                 self.backend.threads,
             );
         }
-        if model.kind == ModelKind::Bert && !model.bias {
-            return refuse("model.bias", "true for a BERT, whose layers have biases", false);
+        let (has_biases, expected) = match model.kind {
+            ModelKind::Gpt2 => (model.bias, ""),
+            ModelKind::Bert => (true, "true for a BERT, whose layers have biases"),
+            ModelKind::CrammedBert => {
+                (false, "false for a crammed BERT, whose linear layers have no biases")
+            }
+        };
+        if model.bias != has_biases {
+            return refuse("model.bias", expected, model.bias);
         }
         // A narrower model is rounded to whole tiles.
         if !model.d_ff.is_multiple_of(4) {
@@ -219,6 +229,19 @@ impl Config {
             Labels::Span => Prediction::Span,
             Labels::Named(_) | Labels::Found => Prediction::Class(self.task.outputs),
         });
+        let bert = BertSpec {
+            layers: model.layers,
+            heads: model.heads,
+            d_model: model.d_model,
+            d_ff,
+            sequence_length: model.sequence_length,
+            vocabulary,
+            activation: model.activation,
+            sparsify: model.sparsify,
+            mask_probability: MASKED,
+            pooler: model.d_model,
+            prediction,
+        };
         Ok(Recipe {
             model: match model.kind {
                 ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
@@ -233,18 +256,10 @@ impl Config {
                     sparsify: model.sparsify,
                     prediction,
                 }),
-                ModelKind::Bert => ModelSpec::Bert(BertSpec {
-                    layers: model.layers,
-                    heads: model.heads,
-                    d_model: model.d_model,
-                    d_ff,
-                    sequence_length: model.sequence_length,
-                    vocabulary,
-                    activation: model.activation,
-                    sparsify: model.sparsify,
-                    mask_probability: MASKED,
-                    prediction,
-                }),
+                ModelKind::Bert => ModelSpec::Bert(bert),
+                ModelKind::CrammedBert => {
+                    ModelSpec::CrammedBert(BertSpec { pooler: CRAMMED_POOLER, ..bert })
+                }
             },
             method,
             steps: self.steps,

@@ -67,7 +67,7 @@ const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README
     has 50304";
 
 /// All presets.
-pub const PRESETS: [Preset; 8] = [
+pub const PRESETS: [Preset; 10] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
@@ -105,6 +105,28 @@ pub const PRESETS: [Preset; 8] = [
             and lambda of quickstart",
         corpus: Corpus::Any,
         build: bert_tiny_cpu,
+    },
+    Preset {
+        name: "bert-base",
+        summary: "BERT-base: 12 layers, d_model 768, sequence length 512",
+        source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
+            AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but all steps have whole \
+            sequences, there are no pairs of sentences, tokens are GPT-2's instead of 30522 \
+            WordPieces, and fst is the default, with the lambda of bert-crammed",
+        corpus: Corpus::Named,
+        build: bert_base,
+    },
+    Preset {
+        name: "bert-crammed",
+        summary: "crammed BERT: 16 layers, d_model 768, sequence length 128, lambda 6e-6",
+        source: "the authors' code, thu-ml/2by4-pretrain-acc-examples, after Geiping and Goldstein \
+            2022, arXiv 2212.14034: AdamW 1e-3, 300k micro-batches of 128 x 128 tokens; lambda \
+            from table 2 of Hu et al. 2024, arXiv 2404.01847; but each step has 8 micro-batches, \
+            where that code grows from 1 to 32, the learning rate starts at 0 instead of a \
+            quarter of its peak, norms are not decayed, and tokens are GPT-2's instead of 32768 \
+            WordPieces",
+        corpus: Corpus::Named,
+        build: bert_crammed,
     },
     gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
     gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
@@ -187,6 +209,59 @@ fn bert_tiny_cpu() -> Config {
         },
         batch: BatchConfig { size: 32, ..base.batch },
         optimizer: OptimizerConfig { warmup_steps: 300, ..base.optimizer },
+        ..base
+    }
+}
+
+fn bert_base() -> Config {
+    let base = gpt2(12, 12, 768, 6e-6);
+    Config {
+        steps: 1_000_000,
+        model: ModelConfig {
+            kind: ModelKind::Bert,
+            sequence_length: 512,
+            bias: true,
+            dropout: 0.1,
+            ..base.model
+        },
+        optimizer: OptimizerConfig {
+            learning_rate: 1e-4,
+            min_learning_rate: 0.0,
+            schedule: Decay::Linear,
+            warmup_steps: 10_000,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            weight_decay: 0.01,
+            ..base.optimizer
+        },
+        batch: BatchConfig { size: 32, gradient_accumulation_steps: 8 },
+        ..base
+    }
+}
+
+fn bert_crammed() -> Config {
+    let base = bert_base();
+    Config {
+        steps: 37_500,
+        model: ModelConfig {
+            kind: ModelKind::CrammedBert,
+            layers: 16,
+            d_ff: 1536,
+            sequence_length: 128,
+            activation: Activation::Geglu,
+            bias: false,
+            dropout: 0.0,
+            ..base.model
+        },
+        optimizer: OptimizerConfig {
+            learning_rate: 1e-3,
+            warmup_steps: 28_125,
+            beta2: 0.98,
+            epsilon: 1e-12,
+            max_grad_norm: 0.5,
+            ..base.optimizer
+        },
+        batch: BatchConfig { size: 128, gradient_accumulation_steps: 8 },
         ..base
     }
 }

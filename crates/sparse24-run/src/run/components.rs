@@ -16,7 +16,7 @@ use crate::{
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
     estimate::{Estimate, estimate},
-    model::{BertSpec, ModelSpec},
+    model::ModelSpec,
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation, MaskedLm, Metrics, Objective},
     trainer::{Recipe, Trainer},
@@ -299,9 +299,12 @@ impl Objective for CausalLm<'_> {
 /// last id if the tokenizer has none.
 #[must_use]
 pub fn masked_lm(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Option<MaskedLm> {
-    let ModelSpec::Bert(spec @ BertSpec { prediction: None, .. }) = &recipe.model else {
+    let (ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec)) = &recipe.model else {
         return None;
     };
+    if spec.prediction.is_some() {
+        return None;
+    }
     let special_tokens = tokenizer.map(Tokenizer::special_tokens).unwrap_or_default();
     let (mask_token, vocabulary) = match (tokenizer, special_tokens.last()) {
         (Some(tokenizer), Some(&mask_token)) => (mask_token, tokenizer.vocabulary()),

@@ -35,7 +35,7 @@ use crate::{
     objective::{Batch, most_targets},
 };
 
-/// The size of a BERT.
+/// The size of a BERT, or of a [crammed](super::crammed_bert) one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BertSpec {
     /// Blocks.
@@ -57,6 +57,8 @@ pub struct BertSpec {
     /// Probability that a token is a target, which bounds the rows that the head reads: at most
     /// [`most_targets`] of a batch.
     pub mask_probability: f32,
+    /// Features of the pooler, through which a fine-tuned model reads the first token.
+    pub pooler: usize,
     /// The prediction that it is fine-tuned for; masked tokens if absent.
     pub prediction: Option<Prediction>,
 }
@@ -68,10 +70,10 @@ pub const TOKEN_TABLE: &str = "embeddings.word_embeddings.weight";
 pub const SEGMENTS: usize = 2;
 
 /// Standard deviation of the initial weights.
-const DEVIATION: f32 = 0.02;
+pub(super) const DEVIATION: f32 = 0.02;
 
 /// Added to the variances of norms.
-const EPSILON: f32 = 1e-12;
+pub(super) const EPSILON: f32 = 1e-12;
 
 impl BertSpec {
     pub(super) fn extents(&self) -> Extents {
@@ -79,7 +81,7 @@ impl BertSpec {
         Extents { d_model, heads, d_ff, longest, activation }
     }
 
-    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
+    pub(super) fn attention<'a>(&self, names: &'a [String], bias: Bias) -> AttentionSpec<'a> {
         let sparsity = match self.sparsify {
             Sparsify::Ffn => Sparsity::Dense,
             Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
@@ -89,7 +91,7 @@ impl BertSpec {
             d_model: self.d_model,
             heads: self.heads,
             mask: AttentionMask::Full,
-            bias: Bias::Present,
+            bias,
             deviations: [DEVIATION; 2],
             sparsity,
         }
@@ -154,7 +156,8 @@ impl Bert {
                 TaskHead::Tuned(Box::new(SpanHead::new(builder, x, DEVIATION)?))
             }
             Some(prediction) => {
-                let (name, bias, pooler) = ("classifier", Bias::Present, Some(("pooler.dense", d)));
+                let pooler = Some(("pooler.dense", spec.pooler));
+                let (name, bias) = ("classifier", Bias::Present);
                 let (d_model, deviation) = (d, DEVIATION);
                 let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
                 TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
@@ -170,7 +173,8 @@ impl Bert {
         let mut activation = |name| builder.activation(name, d);
         let (delta, dx, dsum) = (activation("delta")?, activation("dx")?, activation("dsum")?);
         let (ddelta, dbranch) = (activation("ddelta")?, activation("dbranch")?);
-        let attention = Attention::activations(builder, "d", &spec.attention(&names))?;
+        let attention = spec.attention(&names, Bias::Present);
+        let attention = Attention::activations(builder, "d", &attention)?;
         let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
         let shared = Shared { delta, dx, dsum, ddelta, dbranch, attention, ffn };
         Ok(Self {
@@ -407,7 +411,7 @@ impl Block {
         let BertSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
-        let attention = Attention::new(builder, &spec.attention(&names))?;
+        let attention = Attention::new(builder, &spec.attention(&names, Bias::Present))?;
         let norm_1 =
             Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
@@ -422,8 +426,9 @@ impl Block {
         };
         let (kept_1, kept_2) = (kept_norm("norm_1")?, kept_norm("norm_2")?);
         let names = ["qkv", "out"].map(str::to_owned);
+        let kept_attention = spec.attention(&names, Bias::Present);
         let kept = Kept {
-            attention: Attention::activations(builder, &of("kept"), &spec.attention(&names))?,
+            attention: Attention::activations(builder, &of("kept"), &kept_attention)?,
             norm_1: kept_1,
             mlp: FfnActivations::new(builder, &of("mlp"), d_ff, activation)?,
             norm_2: kept_2,

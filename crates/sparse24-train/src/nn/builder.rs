@@ -2,7 +2,7 @@
 
 use sparse24_core::philox::{Purpose, Site};
 
-use super::parameter::{Handle, ParameterSpec, Parameters};
+use super::parameter::{ConstantValue, Handle, ParameterSpec, Parameters};
 use crate::{
     Error,
     backend::{Backend, DType, Gradient24, Region, Tensor},
@@ -93,6 +93,18 @@ impl<'a> Builder<'a> {
         region: Region,
     ) -> Result<Tensor, Error> {
         self.backend.alloc(name, shape, dtype, region)
+    }
+
+    /// An f32 matrix of values that are never trained, uploaded with the initial weights.
+    pub fn constant(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        value: ConstantValue,
+    ) -> Result<Tensor, Error> {
+        let to = self.tensor(name, shape, DType::F32, Region::Activations)?;
+        self.parameters.add_constant(to, value);
+        Ok(to)
     }
 
     /// The random stream of the next dropout.

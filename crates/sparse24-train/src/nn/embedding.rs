@@ -1,4 +1,4 @@
-//! Token embeddings, with learned positions.
+//! Token embeddings, with learned positions or sinusoidal ones.
 
 use sparse24_core::op::Accumulate;
 
@@ -6,6 +6,7 @@ use super::{
     Pass,
     builder::Builder,
     parameter::{Handle, ParameterSpec},
+    sinusoids::ScaledSinusoids,
 };
 use crate::{
     Error,
@@ -19,7 +20,14 @@ use crate::{
 #[derive(Debug)]
 pub struct Embedding {
     tokens: Handle,
-    positions: Option<Handle>,
+    positions: Positions,
+}
+
+#[derive(Debug)]
+enum Positions {
+    Absent,
+    Learned(Handle),
+    Sinusoidal(ScaledSinusoids),
 }
 
 /// Whether a head shares the token table.
@@ -43,7 +51,26 @@ impl Embedding {
         let mut table = |(name, rows): (&str, usize)| {
             builder.parameter(ParameterSpec::matrix(name, [rows, d_model], deviation))
         };
-        Ok(Self { tokens: table(tokens)?, positions: positions.map(table).transpose()? })
+        let tokens = table(tokens)?;
+        let positions = match positions {
+            None => Positions::Absent,
+            Some(positions) => Positions::Learned(table(positions)?),
+        };
+        Ok(Self { tokens, positions })
+    }
+
+    /// Allocates the token table, given by name and rows, and [`ScaledSinusoids`], given by the
+    /// name of their factor and the longest sequence.
+    pub fn with_sinusoids(
+        builder: &mut Builder<'_>,
+        tokens: (&str, usize),
+        positions: (&str, usize),
+        d_model: usize,
+        deviation: f32,
+    ) -> Result<Self, Error> {
+        let tokens = Self::new(builder, tokens, None, d_model, deviation)?;
+        let sinusoids = ScaledSinusoids::new(builder, positions, d_model)?;
+        Ok(Self { positions: Positions::Sinusoidal(sinusoids), ..tokens })
     }
 
     /// The token table, for a tied head.
@@ -54,11 +81,16 @@ impl Embedding {
 
     /// `x = E[tokens] + P[positions]`.
     pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result<(), Error> {
-        let op = self.operation(pass, tokens, x, |handle| handle.weight);
+        let positions = match &self.positions {
+            Positions::Absent => None,
+            Positions::Learned(table) => Some(table.weight),
+            Positions::Sinusoidal(sinusoids) => Some(sinusoids.forward(pass)?),
+        };
+        let op = operation(pass, tokens, self.tokens.weight, positions, x);
         pass.run(EmbedForward(op))
     }
 
-    /// The gradients of both tables.
+    /// The gradients of both tables, or of the tokens' and the factor.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
@@ -67,28 +99,34 @@ impl Embedding {
         sharing: Sharing,
     ) -> Result<(), Error> {
         if pass.accumulate == Accumulate::Overwrite {
-            let alone = (sharing == Sharing::Alone).then_some(self.tokens);
-            for table in alone.into_iter().chain(self.positions) {
+            if sharing == Sharing::Alone {
+                pass.run(Fill { to: self.tokens.gradient, value: 0.0 })?;
+            }
+            if let Positions::Learned(table) = self.positions {
                 pass.run(Fill { to: table.gradient, value: 0.0 })?;
             }
         }
-        let op = self.operation(pass, tokens, dx, |handle| handle.gradient);
-        pass.run(EmbedBackward(op))
-    }
-
-    fn operation(
-        &self,
-        pass: &Pass<'_>,
-        tokens: Tensor,
-        rows: Tensor,
-        part: fn(Handle) -> Tensor,
-    ) -> Embed {
-        Embed {
-            tokens,
-            sequence_length: pass.batch.sequence_length,
-            token_table: part(self.tokens),
-            position_table: self.positions.map(part),
-            rows,
+        let positions = match &self.positions {
+            Positions::Absent => None,
+            Positions::Learned(table) => Some(table.gradient),
+            Positions::Sinusoidal(sinusoids) => Some(sinusoids.cleared_gradient(pass)?),
+        };
+        let op = operation(pass, tokens, self.tokens.gradient, positions, dx);
+        pass.run(EmbedBackward(op))?;
+        match &self.positions {
+            Positions::Sinusoidal(sinusoids) => sinusoids.backward(pass),
+            Positions::Absent | Positions::Learned(_) => Ok(()),
         }
     }
+}
+
+fn operation(
+    pass: &Pass<'_>,
+    tokens: Tensor,
+    token_table: Tensor,
+    position_table: Option<Tensor>,
+    rows: Tensor,
+) -> Embed {
+    let sequence_length = pass.batch.sequence_length;
+    Embed { tokens, sequence_length, token_table, position_table, rows }
 }

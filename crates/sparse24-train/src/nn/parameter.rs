@@ -109,9 +109,15 @@ pub struct Handle {
     pub pruned: Option<Pruned>,
 }
 
-/// All parameters of a model, in the order of declaration.
+/// The value of a constant matrix at `[row, column]`, given its number of columns.
+pub type ConstantValue = fn([usize; 2], usize) -> f32;
+
+/// All parameters of a model, in the order of declaration, and its constants.
 #[derive(Debug, Default)]
-pub struct Parameters(Vec<Parameter>);
+pub struct Parameters {
+    all: Vec<Parameter>,
+    constants: Vec<(Tensor, ConstantValue)>,
+}
 
 /// Which rows of the optimizer's table carry masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,14 +158,19 @@ impl Parameters {
             }
         };
         let pruned = pruned.map(|((mask, weight), dgrad)| Pruned { mask, weight, dgrad });
-        let number = self.0.len() as u32;
-        self.0.push(Parameter { spec, weight, gradient, first_moment, second_moment, pruned });
+        let number = self.all.len() as u32;
+        self.all.push(Parameter { spec, weight, gradient, first_moment, second_moment, pruned });
         Ok(Handle { weight, gradient, number, pruned })
+    }
+
+    /// Values that [`Self::initialize`] uploads.
+    pub(super) fn add_constant(&mut self, to: Tensor, value: ConstantValue) {
+        self.constants.push((to, value));
     }
 
     /// All parameters, in order.
     pub fn iter(&self) -> core::slice::Iter<'_, Parameter> {
-        self.0.iter()
+        self.all.iter()
     }
 
     /// Those that masks may prune, by this method or another.
@@ -190,12 +201,13 @@ impl Parameters {
             .collect()
     }
 
-    /// Sets every weight to its initial value, a function of the seed and the order of declaration.
+    /// Sets every weight to its initial value, a function of the seed and the order of declaration,
+    /// and uploads the constants.
     ///
     /// # Errors
     /// Errors of [`crate::backend::Memory::upload`].
     pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
-        for (number, parameter) in self.0.iter().enumerate() {
+        for (number, parameter) in self.all.iter().enumerate() {
             let elements = parameter.weight.elements();
             let values = match parameter.spec.init {
                 Init::Constant(value) => vec![value; elements],
@@ -212,6 +224,11 @@ impl Parameters {
                 }
             };
             backend.upload(parameter.weight, &values)?;
+        }
+        for &(to, value) in &self.constants {
+            let [rows, columns] = to.shape;
+            let row = |i| (0..columns).map(move |j| value([i, j], columns));
+            backend.upload(to, &(0..rows).flat_map(row).collect::<Vec<_>>())?;
         }
         Ok(())
     }

@@ -3,12 +3,19 @@
 use crate::support::{Place, SAVED};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
 
 #[test]
 fn a_run_repeats_its_bits_and_its_losses() {
+    for model in [BERT, CRAMMED] {
+        repeats(model);
+    }
+}
+
+fn repeats(model: &str) {
     let place = Place::new();
     for method in ["dense", "fst", "bi-mask"] {
-        let more = format!("{BERT} --method {method} {SAVED} --set model.dropout=0.1");
+        let more = format!("{model} --method {method} {SAVED} --set model.dropout=0.1");
         let summary = place.train(method, &more);
         place.repeats(method);
         let report = place.json(&format!("eval {method} --json"));
@@ -22,7 +29,7 @@ fn a_run_repeats_its_bits_and_its_losses() {
         assert_eq!(place.json("eval large --json")["tokens"], report["tokens"]);
         std::fs::remove_dir_all(place.path("large")).unwrap();
     }
-    let more = format!("{BERT} --method fst {SAVED} --set model.dropout=0.1");
+    let more = format!("{model} --method fst {SAVED} --set model.dropout=0.1");
     place.train("threads", &format!("{more} --set backend.threads=3"));
     assert!(place.model("threads", 12) == place.model("fst", 12), "other bits on three threads");
     let notes = place.notes("report fst dense --out page.html");
@@ -54,6 +61,11 @@ fn what_a_bert_cannot_do_is_refused() {
         ("export run out", 3, "model.kind: expected \"gpt2\""),
         ("train --init-from run --out other", 3, "expected a GPT-2"),
         ("config --set model.kind=bert", 2, "model.bias: expected true for a BERT"),
+        (
+            "config --set model.kind=crammed-bert --set model.bias=true",
+            2,
+            "model.bias: expected false for a crammed BERT",
+        ),
         ("config --set model.kind=elmo", 2, "model.kind: *elmo*bert"),
         (
             "config --preset bert-tiny-cpu --set model.activation_checkpointing=blocks",

@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::support::{Place, SAVED};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
 
 /// A folder of a task whose label is whether the sentence has an x.
 fn data(place: &Place) {
@@ -23,7 +24,7 @@ fn data(place: &Place) {
 
 #[test]
 fn a_model_is_fine_tuned_from_either_family() {
-    for (model, method) in [(BERT, "dense"), ("", "dense"), (BERT, "fst")] {
+    for (model, method) in [(BERT, "dense"), ("", "dense"), (BERT, "fst"), (CRAMMED, "fst")] {
         let place = Place::trained(&format!("{model} --set data.tokenizer=byte"));
         data(&place);
         let tune = format!(

@@ -12,9 +12,16 @@ fn presets_are_listed_with_their_sources() {
     let presets = place.json("presets --json");
     let presets = presets.as_array().unwrap();
     let names: Vec<&str> = presets.iter().map(|preset| preset["name"].as_str().unwrap()).collect();
-    let gpt2 = ["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m"];
+    let large = [
+        ("bert-base", 6e-6),
+        ("bert-crammed", 6e-6),
+        ("gpt2-124m", 6e-5),
+        ("gpt2-350m", 2e-4),
+        ("gpt2-774m", 2e-4),
+        ("gpt2-1558m", 6e-5),
+    ];
     let small = ["quickstart", "shakespeare-char-cpu", "shakespeare-char", "bert-tiny-cpu"];
-    assert_eq!(names, [&small[..], &gpt2].concat());
+    assert_eq!(names, [&small[..], &large.map(|(name, _)| name)].concat());
     let listed = place.answer("presets");
     for preset in presets {
         for key in ["name", "summary", "source"] {
@@ -23,7 +30,7 @@ fn presets_are_listed_with_their_sources() {
         }
         assert_eq!(preset["config"]["preset"], preset["name"]);
     }
-    for (preset, paper) in presets[small.len()..].iter().zip([6e-5, 2e-4, 2e-4, 6e-5]) {
+    for (preset, (_, paper)) in presets[small.len()..].iter().zip(large) {
         let lambda = preset["config"]["method"]["lambda"].as_f64().unwrap();
         assert!((lambda - paper).abs() <= paper * f64::from(f32::EPSILON), "{preset}");
     }

@@ -47,7 +47,7 @@ struct Masked {
     logits: Matrix,
 }
 
-fn sequence_head(spec: &BertSpec) -> Option<Head> {
+pub(super) fn sequence_head(spec: &BertSpec) -> Option<Head> {
     let (name, pooler, dropout) = ("classifier", Some("pooler.dense"), 1 + 3 * spec.layers);
     spec.prediction.map(|prediction| Head { name, pooler, dropout, prediction })
 }
@@ -151,10 +151,7 @@ pub(super) fn train(
     let of_table = dhead.map_or_else(|| dwords.clone(), |dhead| pass.plus(&dhead, &dwords));
     pass.accumulate(gradients, EMBEDDING[0], of_table);
     pass.accumulate(gradients, EMBEDDING[1], dpositions);
-    let dsegments = Matrix::from_shape_fn(pass.weights[SEGMENTS].dim(), |(segment, j)| {
-        let rows = (0..dx.nrows()).filter(|&i| batch.segments[i] as usize == segment);
-        pass.arithmetic.sum(rows.map(|i| dx[[i, j]]))
-    });
+    let dsegments = pass.table_backward(2, |i| batch.segments[i] as usize, &dx);
     pass.accumulate(gradients, SEGMENTS, dsegments);
     sum
 }

@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{bert, gpt2};
+use super::{bert, crammed_bert, gpt2};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -61,6 +61,7 @@ impl Pass<'_> {
         match self.spec {
             ModelSpec::Gpt2(spec) => gpt2::loss(self, spec, batch),
             ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
+            ModelSpec::CrammedBert(spec) => crammed_bert::loss(self, spec, batch),
             other => panic!("the oracle has no {other:?}"),
         }
     }
@@ -70,6 +71,9 @@ impl Pass<'_> {
         match self.spec {
             ModelSpec::Gpt2(spec) => gpt2::train(self, spec, batch, scale, gradients),
             ModelSpec::Bert(spec) => bert::train(self, spec, batch, scale, gradients),
+            ModelSpec::CrammedBert(spec) => {
+                crammed_bert::train(self, spec, batch, scale, gradients)
+            }
             other => panic!("the oracle has no {other:?}"),
         }
     }
@@ -92,12 +96,23 @@ impl Pass<'_> {
         dx: &Matrix,
     ) -> [Matrix; 2] {
         let length = self.batch.sequence_length;
-        let row_of: [&dyn Fn(usize) -> usize; 2] = [&|i| tokens[i] as usize, &|i| i % length];
-        [0, 1].map(|table| {
-            Matrix::from_shape_fn(self.weights[names[table]].dim(), |(row, j)| {
-                let rows = (0..tokens.len()).filter(|&i| row_of[table](i) == row);
-                self.arithmetic.sum(rows.map(|i| dx[[i, j]]))
-            })
+        let [words, positions] = names.map(|name| self.weights[name].nrows());
+        [
+            self.table_backward(words, |i| tokens[i] as usize, dx),
+            self.table_backward(positions, |i| i % length, dx),
+        ]
+    }
+
+    /// The gradient of a table, row `row_of(i)` of which is added to row i of x.
+    pub(super) fn table_backward(
+        &mut self,
+        rows: usize,
+        row_of: impl Fn(usize) -> usize,
+        dx: &Matrix,
+    ) -> Matrix {
+        Matrix::from_shape_fn((rows, dx.ncols()), |(row, j)| {
+            let mine = (0..dx.nrows()).filter(|&i| row_of(i) == row);
+            self.arithmetic.sum(mine.map(|i| dx[[i, j]]))
         })
     }
 

@@ -16,6 +16,7 @@ use sparse24_cpu::{
     loss::{head_loss, span_loss, squared_error},
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
+    scale::{scale, scale_grad},
 };
 
 use super::{CpuBackend, buffers::scratch_view};
@@ -75,6 +76,13 @@ impl CpuBackend {
             }),
             DenseOp::ScatterRows(op) => self.write([op.dx], |cpu, [dx]| {
                 scatter_rows(cpu.buffers.view(op.dout), cpu.buffers.ids(op.rows), dx)
+            }),
+            DenseOp::Scale(op) => self.write([op.out], |cpu, [out]| {
+                scale(cpu.buffers.view(op.x), cpu.buffers.view(op.scale)[[0, 0]], out)
+            }),
+            DenseOp::ScaleGrad(op) => self.write([op.ds], |cpu, [mut ds]| {
+                let [x, dout] = [op.x, op.dout].map(|t| cpu.buffers.view(t));
+                scale_grad(x, dout, &mut ds[[0, 0]], op.accumulate)
             }),
         }
     }

@@ -4,7 +4,7 @@ use half::bf16;
 use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
     Matrix, activation, add, attention, bias, compressed::Compressed, dropout, embedding, gemm,
-    loss, norm, rows, spmm24,
+    loss, norm, rows, scale, spmm24,
 };
 
 use super::{Activations, CudaBackend, Dgrad, buffers::padded, grown};
@@ -70,6 +70,14 @@ impl CudaBackend {
             DenseOp::ScatterRows(op) => {
                 let [dout, dx] = [op.dout, op.dx].map(|t| self.buffers.wide_activations(t));
                 Ok(rows::scatter_rows(&mut self.gpu, dout, self.buffers.ids(op.rows), dx)?)
+            }
+            DenseOp::Scale(op) => {
+                let [x, s, out] = [op.x, op.scale, op.out].map(|t| self.buffers.floats(t));
+                Ok(scale::scale(&mut self.gpu, x, s, out)?)
+            }
+            DenseOp::ScaleGrad(op) => {
+                let [x, dout, ds] = [op.x, op.dout, op.ds].map(|t| self.buffers.floats(t));
+                Ok(scale::scale_grad(&mut self.gpu, x, dout, ds, op.accumulate)?)
             }
         }
     }

@@ -44,6 +44,10 @@ operations! {
         GatherRows(GatherRows),
         /// See [`ScatterRows`].
         ScatterRows(ScatterRows),
+        /// See [`Scale`].
+        Scale(Scale),
+        /// See [`ScaleGrad`].
+        ScaleGrad(ScaleGrad),
     }
 }
 
@@ -349,6 +353,30 @@ pub struct ScatterRows {
     pub dx: Tensor,
 }
 
+/// out = s x, in f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    /// `[n, d]`.
+    pub x: Tensor,
+    /// s `[1, 1]`.
+    pub scale: Tensor,
+    /// `[n, d]`, overwritten.
+    pub out: Tensor,
+}
+
+/// ds = sum of x * dout: the gradient of the factor of [`Scale`].
+#[derive(Debug, Clone, Copy)]
+pub struct ScaleGrad {
+    /// As in the forward pass.
+    pub x: Tensor,
+    /// `[n, d]`, f32.
+    pub dout: Tensor,
+    /// `[1, 1]`.
+    pub ds: Tensor,
+    /// Whether ds is overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
 /// Multiply-adds of a `[m, k] x [k, n]` product, counted twice.
 fn product(m: usize, n: usize, k: usize) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64
@@ -393,6 +421,7 @@ impl DenseOp {
             Self::EmbedForward(EmbedForward(op)) => Some(op.rows),
             Self::Dropout(op) => Some(op.x),
             Self::GatherRows(op) => Some(op.out),
+            Self::Scale(op) => Some(op.out),
             _ => None,
         }
     }

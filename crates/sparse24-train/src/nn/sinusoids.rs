@@ -1,0 +1,119 @@
+//! Sinusoidal positions with a learned factor.
+
+use super::{
+    Pass,
+    builder::Builder,
+    parameter::{Handle, ParameterSpec},
+};
+use crate::{
+    Error,
+    backend::{
+        DType, Region, Tensor,
+        op::{Fill, Scale, ScaleGrad},
+    },
+};
+
+/// P = s S `[sequence length, d]` with a learned s, which starts at d^-0.5, and the sinusoids
+/// (Vaswani et al. 2017, interleaved)
+///
+/// ```text
+/// S[p, 2i] = sin(p / 10000^(2i / d))
+/// S[p, 2i + 1] = cos(p / 10000^(2i / d))
+/// ```
+///
+/// S is computed in f64 and rounded once.
+#[derive(Debug)]
+pub struct ScaledSinusoids {
+    scale: Handle,
+    sinusoids: Tensor,
+    /// P and dP.
+    positions: Tensor,
+    dpositions: Tensor,
+}
+
+impl ScaledSinusoids {
+    /// Allocates s, given by its name, and S for the longest sequence.
+    pub fn new(
+        builder: &mut Builder<'_>,
+        (name, longest): (&str, usize),
+        d: usize,
+    ) -> Result<Self, Error> {
+        let initial = libm::pow(d as f64, -0.5) as f32;
+        let scale = builder.parameter(ParameterSpec::vector(name, 1, initial))?;
+        let shape = [longest, d];
+        let sinusoids = builder.constant("sinusoids", shape, sinusoid)?;
+        let mut table = |name| builder.tensor(name, shape, DType::F32, Region::Activations);
+        let (positions, dpositions) = (table("positions")?, table("dpositions")?);
+        Ok(Self { scale, sinusoids, positions, dpositions })
+    }
+
+    /// P, for the positions of the batch.
+    pub fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        let [x, out] = [self.sinusoids, self.positions].map(|table| used(pass, table));
+        pass.run(Scale { x, scale: self.scale.weight, out })?;
+        Ok(out)
+    }
+
+    /// dP = 0, for the positions of the batch.
+    pub fn cleared_gradient(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        let to = used(pass, self.dpositions);
+        pass.run(Fill { to, value: 0.0 })?;
+        Ok(to)
+    }
+
+    /// ds, from dP.
+    pub fn backward(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let [x, dout] = [self.sinusoids, self.dpositions].map(|table| used(pass, table));
+        pass.run(ScaleGrad { x, dout, ds: self.scale.gradient, accumulate: pass.accumulate })
+    }
+}
+
+/// The rows of the positions of a batch.
+fn used(pass: &Pass<'_>, table: Tensor) -> Tensor {
+    table.first_rows(pass.batch.sequence_length)
+}
+
+fn sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
+    let angle = p as f64 / libm::pow(10000.0, (j - j % 2) as f64 / d as f64);
+    (if j.is_multiple_of(2) { libm::sin(angle) } else { libm::cos(angle) }) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::ShapeOnly,
+        method::Method,
+        nn::{BatchShape, Init},
+    };
+
+    /// The bits of sines and cosines in f64, rounded to f32.
+    #[test]
+    fn sinusoids_have_the_documented_bits() {
+        for (at, bits) in [
+            ([0, 0], 0),
+            ([0, 1], 0x3f80_0000),
+            ([1, 0], 0x3f57_6aa4),
+            ([1, 1], 0x3f0a_5140),
+            ([1, 2], 0x3d3e_0d1d),
+            ([1, 3], 0x3f7f_b96b),
+            ([127, 4], 0x3e8a_593a),
+            ([127, 5], 0x3f76_7a1e),
+            ([511, 0], 0x3f61_bbb4),
+            ([511, 1], 0xbef1_7fe5),
+        ] {
+            assert_eq!(sinusoid(at, 6).to_bits(), bits, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn the_factor_starts_at_the_root_of_the_width() {
+        let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
+        let shape = BatchShape { size: 1, sequence_length: 8 };
+        let mut builder = Builder::new(&mut backend, &method, shape);
+        ScaledSinusoids::new(&mut builder, ("s", 8), 16).expect("it allocates nothing");
+        let parameters = builder.into_parameters();
+        let spec = &parameters.iter().next().expect("a factor").spec;
+        assert_eq!((spec.shape, spec.init, spec.weight_decay), ([1, 1], Init::Constant(0.25), 0.0));
+    }
+}
