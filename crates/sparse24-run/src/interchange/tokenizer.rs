@@ -1,5 +1,5 @@
 //! The tokenizer files that `AutoTokenizer.from_pretrained` reads: a byte-pair encoding, spelled
-//! with one character per byte.
+//! with one character per byte, and for a BERT the token that masks others.
 //!
 //! Invariant: a text has the ids that [`Tokenizer::encode`] gives it.
 
@@ -13,9 +13,20 @@ use crate::{
     disk, json,
     tensors::shards::check_inside,
 };
+use sparse24_train::model::ModelSpec;
 
 /// GPT-2's token between documents.
 const END: &str = "<|endoftext|>";
+
+/// BERT's token in place of others. A fine-tuned BERT has it before and after a sentence.
+const MASK: &str = "[MASK]";
+
+/// Its id; the tokenizer of text has no such token.
+fn mask_token(tokenizer: &Tokenizer, model: &ModelSpec) -> Option<u32> {
+    let ModelSpec::Bert(spec) = model else { return None };
+    let [first, _] = tokenizer.sentence_tokens();
+    Some(if spec.prediction.is_some() { first } else { spec.vocabulary as u32 - 1 })
+}
 
 /// Its id, if this is GPT-2's tokenizer.
 pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
@@ -39,11 +50,11 @@ pub enum FolderTokenizer {
 }
 
 /// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`)
-/// with ours.
+/// with those that the model may have. WordPiece (`vocab.txt`) is another one.
 ///
 /// # Errors
 /// [`Error::File`] for a link out of the folder; [`Error::Io`].
-pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
+pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
     let read = |name: &str| {
         let path = folder.join(name);
         if !path.exists() {
@@ -63,12 +74,16 @@ pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
             let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
             [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
         }
+        _ if folder.join("vocab.txt").exists() => return Ok(FolderTokenizer::Other),
         _ => return Ok(FolderTokenizer::Absent),
     };
     let is_same = |kind: &TokenizerKind| {
         Tokenizer::for_text(*kind, "").is_ok_and(|ours| {
-            found[0].as_object().is_some_and(|ids| ids.len() == ours.vocabulary() as usize)
-                && tokens(parsed(&files(&ours, 1)[0].1)) == found
+            let count =
+                ours.vocabulary() as usize + usize::from(mask_token(&ours, model).is_some());
+            count <= model.vocabulary()
+                && found[0].as_object().is_some_and(|ids| ids.len() == count)
+                && tokens(parsed(&files(&ours, model)[0].1)) == found
         })
     };
     let known = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter().find(is_same);
@@ -93,11 +108,13 @@ fn spaced(merges: Value) -> Value {
 
 /// Names and contents of the files, for GPT-2's tokenizer and for bytes. Characters have no such
 /// encoding.
-pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
+pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static str, Vec<u8>)> {
     if tokenizer.kind() == TokenizerKind::Character {
         return Vec::new();
     }
-    let end = end_of_text(Some(tokenizer));
+    let (end, mask) = (end_of_text(Some(tokenizer)), mask_token(tokenizer, model));
+    let specials = [end.map(|id| (END, id)), mask.map(|id| (MASK, id))];
+    let specials = specials.into_iter().flatten();
     let ordinary = end.unwrap_or(tokenizer.vocabulary());
     let bytes = |id| tokenizer.decode(&[id]).expect("the id is below the vocabulary");
     let tokens: Vec<Vec<u8>> = (0..ordinary).map(bytes).collect();
@@ -105,11 +122,11 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
     let spell = |bytes: &[u8]| bytes.iter().map(|&b| characters[b as usize]).collect::<String>();
     let ids = tokens.iter().zip(0_u32..);
     let mut vocabulary: Map<_, _> = ids.map(|(token, id)| (spell(token), id.into())).collect();
-    vocabulary.extend(end.map(|id| (END.to_owned(), id.into())));
+    vocabulary.extend(specials.clone().map(|(name, id)| (name.to_owned(), id.into())));
     let merges: Vec<[String; 2]> =
         merges(&tokens).into_iter().map(|pair| pair.map(spell)).collect();
-    let added = end.map(|id| {
-        json!({ "id": id, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
+    let added = specials.map(|(name, id)| {
+        json!({ "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true })
     });
     let byte_level = json!({
@@ -118,11 +135,12 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
         "trim_offsets": true,
         "use_regex": end.is_some(),
     });
+    let sentences = mask.filter(|_| model.prediction().is_some()).map(sentences);
     let tokenizer = json!({
         "version": "1.0",
         "added_tokens": Vec::from_iter(added),
         "pre_tokenizer": &byte_level,
-        "post_processor": &byte_level,
+        "post_processor": sentences.as_ref().unwrap_or(&byte_level),
         "decoder": &byte_level,
         "model": {
             "type": "BPE",
@@ -131,16 +149,41 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
         },
     });
     let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
-    config["model_max_length"] = positions.into();
-    if end.is_some() {
-        config["tokenizer_class"] = "GPT2Tokenizer".into();
-        for key in ["bos_token", "eos_token", "unk_token"] {
-            config[key] = END.into();
+    config["model_max_length"] = model.extents().longest.into();
+    match (mask, end) {
+        (Some(_), _) => {
+            // Padding is hidden from attention, so any token serves.
+            for key in ["mask_token", "cls_token", "sep_token", "pad_token"] {
+                config[key] = MASK.into();
+            }
         }
+        (None, Some(_)) => {
+            config["tokenizer_class"] = "GPT2Tokenizer".into();
+            for key in ["bos_token", "eos_token", "unk_token"] {
+                config[key] = END.into();
+            }
+        }
+        (None, None) => {}
     }
     // A line each would double its size.
     let tokenizer = tokenizer.to_string().into_bytes();
     vec![("tokenizer.json", tokenizer), ("tokenizer_config.json", json::pretty(&config))]
+}
+
+/// The tokens of a sentence and of a pair for a fine-tuned BERT: `[MASK] first [MASK]`, then
+/// `second [MASK]` in segment 1.
+fn sentences(mask: u32) -> Value {
+    let special = |segment: u32| json!({ "SpecialToken": { "id": MASK, "type_id": segment } });
+    let text = |id: &str, segment: u32| json!({ "Sequence": { "id": id, "type_id": segment } });
+    let single = [special(0), text("A", 0), special(0)];
+    let second = [text("B", 1), special(1)];
+    let pair: Vec<_> = single.iter().chain(&second).collect();
+    json!({
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": { MASK: { "id": MASK, "ids": [mask], "tokens": [MASK] } },
+    })
 }
 
 /// The two parts of each token of several bytes, in order. A token joins the parts into which the
