@@ -220,11 +220,27 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::interchange::tests::{BERT, GPT2};
+    use sparse24_train::{
+        model::{BertSpec, Gpt2Spec},
+        nn::Prediction,
+    };
+
+    /// A GPT-2 with this vocabulary.
+    fn spec(vocabulary: u32) -> ModelSpec {
+        ModelSpec::Gpt2(Gpt2Spec { vocabulary: vocabulary as usize, ..GPT2 })
+    }
+
+    /// A BERT for bytes.
+    fn bert(vocabulary: usize) -> ModelSpec {
+        let ModelSpec::Bert(spec) = BERT else { unreachable!("it is one") };
+        ModelSpec::Bert(BertSpec { vocabulary, ..spec })
+    }
 
     /// Our files as their reader sees them.
     fn model(kind: TokenizerKind) -> (Tokenizer, Value) {
         let tokenizer = Tokenizer::for_text(kind, "ab").unwrap();
-        let files = files(&tokenizer, 8);
+        let files = files(&tokenizer, &spec(tokenizer.vocabulary()));
         assert_eq!(files.len(), 2);
         let mut file = serde_json::from_slice::<Value>(&files[0].1).unwrap();
         (tokenizer, file["model"].take())
@@ -262,7 +278,8 @@ mod tests {
         ];
         for kind in kinds {
             let (folder, known) = (tempfile::tempdir().unwrap(), FolderTokenizer::Known(kind));
-            let found = || folder_tokenizer(folder.path()).unwrap();
+            let vocabulary = Tokenizer::for_text(kind, "").unwrap().vocabulary();
+            let found = || folder_tokenizer(folder.path(), &spec(vocabulary)).unwrap();
             let write = |name: &str, text: String| {
                 std::fs::write(folder.path().join(name), text).unwrap();
             };
@@ -297,6 +314,53 @@ mod tests {
         assert_eq!((&model["vocab"]["a"], &model["vocab"]["Ā"]), (&json!(97), &json!(0)));
         assert_eq!(end_of_text(Some(&tokenizer)), None);
         let characters = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
-        assert!(files(&characters, 8).is_empty());
+        assert!(files(&characters, &spec(2)).is_empty());
+    }
+    /// The mask token is in the files, and a folder is compared with it.
+    #[test]
+    fn a_bert_has_one_more_token() {
+        let read = |files: &[(&str, Vec<u8>)]| -> [Value; 2] {
+            [0, 1].map(|at| serde_json::from_slice(&files[at].1).unwrap())
+        };
+        for (vocabulary, prediction, id) in
+            [(257, None, 256), (300, None, 299), (300, Some(Prediction::Class(2)), 256)]
+        {
+            let model = bert(vocabulary).predicting(prediction);
+            let [tokenizer, config] = read(&files(&Tokenizer::Byte, &model));
+            assert_eq!(tokenizer["model"]["vocab"][MASK], id);
+            assert_eq!(tokenizer["added_tokens"][0]["id"], id);
+            assert_eq!(
+                (&config["mask_token"], &config["tokenizer_class"]),
+                (&json!(MASK), &json!("PreTrainedTokenizerFast"),)
+            );
+            let processor = &tokenizer["post_processor"];
+            let expected = if prediction.is_some() { "TemplateProcessing" } else { "ByteLevel" };
+            assert_eq!(processor["type"], expected);
+            let ids = prediction.map_or(Value::Null, |_| json!([id]));
+            assert_eq!(processor["special_tokens"][MASK]["ids"], ids);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [masked, plain] = [bert(257), spec(257)];
+        let is = |model: &ModelSpec, expected| {
+            assert_eq!(folder_tokenizer(folder.path(), model).unwrap(), expected);
+        };
+        for model in [&masked, &plain] {
+            is(model, FolderTokenizer::Absent);
+        }
+        let write =
+            |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
+        write("tokenizer.json", &files(&Tokenizer::Byte, &masked)[0].1);
+        let byte = FolderTokenizer::Known(TokenizerKind::Byte);
+        for (model, expected) in [
+            (&masked, byte),
+            (&plain, FolderTokenizer::Other),
+            (&bert(258), FolderTokenizer::Other),
+            (&bert(256), FolderTokenizer::Other),
+        ] {
+            is(model, expected);
+        }
+        std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+        write("vocab.txt", b"[PAD]");
+        is(&masked, FolderTokenizer::Other);
     }
 }
