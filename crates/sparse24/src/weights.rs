@@ -97,6 +97,13 @@ impl Initial {
         let FolderModel { spec, labels } = FolderModel::read(path)?;
         let folder = if path.is_dir() { path } else { disk::parent(path) };
         let prediction = match head {
+            Head::Pretrained
+                if matches!(spec, ModelSpec::Bert(_)) && spec.prediction().is_some() =>
+            {
+                let problem = "is fine-tuned and has no head for masked tokens; `import --task \
+                               NAME` keeps its own, `finetune --init-from` adds a new one";
+                return Err(Failure::new(Exit::Input, format!("{}: {problem}", path.display())));
+            }
             Head::Pretrained => None,
             Head::New => Some(Prediction::Value),
             Head::Task(task) => {

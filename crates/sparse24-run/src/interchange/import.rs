@@ -131,13 +131,15 @@ fn read(
     let mut of_part = shape.to_vec();
     of_part.iter_mut().take(1).for_each(|rows| *rows /= parts.len());
     let mut values = Vec::new();
-    for part in &parts {
+    for (part, left) in parts.iter().zip((0..parts.len()).rev()) {
         let place = found.get(part.as_str()).ok_or_else(|| missing(path, format, part))?;
-        let read = read_part(format, *place, part, &of_part)?;
-        if parts.len() == 1 {
-            return Ok(read);
+        let mut read = read_part(format, *place, part, &of_part)?;
+        if values.is_empty() {
+            read.reserve_exact(left * read.len());
+            values = read;
+        } else {
+            values.append(&mut read);
         }
-        values.extend(read);
     }
     Ok(values)
 }

@@ -156,6 +156,7 @@ pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static s
             for key in ["mask_token", "cls_token", "sep_token", "pad_token"] {
                 config[key] = MASK.into();
             }
+            config["model_input_names"] = json!(["input_ids", "token_type_ids", "attention_mask"]);
         }
         (None, Some(_)) => {
             config["tokenizer_class"] = "GPT2Tokenizer".into();
