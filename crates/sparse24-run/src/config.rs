@@ -19,7 +19,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Gpt2Spec, Sparsify, bert, crammed_bert, gpt2},
+    model::{ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2},
     nn::Bias,
     schedule::Decay,
 };
@@ -132,6 +132,18 @@ pub enum ModelKind {
     /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
     /// head for masked tokens.
     CrammedBert,
+}
+
+impl ModelKind {
+    /// The architecture of a model.
+    #[must_use]
+    pub fn of(model: &ModelSpec) -> Self {
+        match model {
+            ModelSpec::Bert(_) => Self::Bert,
+            ModelSpec::CrammedBert(_) => Self::CrammedBert,
+            _ => Self::Gpt2,
+        }
+    }
 }
 
 /// AdamW and the learning rate: linear warm-up, then decay.
@@ -471,16 +483,18 @@ impl Config {
 
     /// The settings, each `key=value`, of a model of this shape.
     #[must_use]
-    pub fn shape(spec: &Gpt2Spec) -> Vec<String> {
-        let activation = Value::try_from(spec.activation).expect("an activation is a word");
+    pub fn shape(model: &ModelSpec) -> Vec<String> {
+        let Extents { layers, heads, d_model, d_ff, longest, activation, bias } = model.extents();
+        let word = |value: Result<Value, _>| value.expect("a choice is a word").to_string();
         let settings = [
-            ("layers", spec.layers.to_string()),
-            ("heads", spec.heads.to_string()),
-            ("d_model", spec.d_model.to_string()),
-            ("d_ff", spec.d_ff.to_string()),
-            ("sequence_length", spec.sequence_length.to_string()),
-            ("activation", activation.to_string()),
-            ("bias", (spec.bias == Bias::Present).to_string()),
+            ("kind", word(Value::try_from(ModelKind::of(model)))),
+            ("layers", layers.to_string()),
+            ("heads", heads.to_string()),
+            ("d_model", d_model.to_string()),
+            ("d_ff", d_ff.to_string()),
+            ("sequence_length", longest.to_string()),
+            ("activation", word(Value::try_from(activation))),
+            ("bias", (bias == Bias::Present).to_string()),
         ];
         settings.map(|(key, value)| format!("model.{key}={value}")).to_vec()
     }

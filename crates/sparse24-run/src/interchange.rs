@@ -1,37 +1,36 @@
-//! Import and export of Hugging Face's GPT-2: weights, shape and, on the way out, tokenizer.
+//! Import and export of Hugging Face's models: weights, configuration and, on the way out,
+//! tokenizer.
 //!
-//! Our names are theirs without the prefix `transformer.`. Their Conv1D stores the four linear
-//! weights of a block as `[in, out]`, we store `[out, in]`. The head is tied to `wte.weight`.
+//! | step | type |
+//! | --- | --- |
+//! | how a model is stored | [`Format`], the rows of [`FORMATS`] |
+//! | the model of a folder | [`FolderModel`], its tokenizer [`FolderTokenizer`] |
+//! | tensors of files to ours | [`import()`] |
+//! | a model to a folder | [`export()`] |
 //!
-//! Invariant: an import returns exactly the requested tensors, finite and in their shapes, or an
-//! error that names the wrong one; an export is a folder that `GPT2LMHeadModel.from_pretrained`
-//! loads, or nothing.
+//! Invariant: an import returns the requested tensors, finite and in their shapes, or an error that
+//! names the wrong one; an export is a folder that `from_pretrained` loads, or nothing.
 
+mod bert;
 mod config;
 mod export;
+mod format;
+mod gpt2;
 mod import;
 mod tokenizer;
 
 #[cfg(test)]
 mod tests;
 
-pub use config::{Gpt2Config, shapes};
-pub use export::{Dtype, Exported, Values, export};
-pub use import::import;
+pub use config::{FolderModel, shapes};
+pub use export::{Description, Dtype, Exported, Values, export};
+pub use format::{FORMATS, Format};
+pub use import::{Imported, import};
 pub use tokenizer::{FolderTokenizer, folder_tokenizer};
 
 use crate::tensors::WEIGHTS;
 
 const CONFIG: &str = "config.json";
-const PREFIX: &str = "transformer.";
-
-/// Whether Hugging Face stores this weight as `[in, out]`.
-fn is_conv1d(name: &str) -> bool {
-    name.starts_with("h.")
-        && ["attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"]
-            .iter()
-            .any(|suffix| name.strip_suffix(suffix).is_some_and(|rest| rest.ends_with('.')))
-}
 
 /// Rows and columns transposed at a time, so that reads and writes touch few cache lines.
 const SIDE: usize = 32;

@@ -9,7 +9,7 @@ use crate::{
     Error,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     method::Method,
-    nn::{BatchShape, Builder, ParameterSpec, Pass, Prediction, Sparsity},
+    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity},
     objective::Batch,
 };
 
@@ -160,7 +160,18 @@ impl ModelSpec {
         })
     }
 
-    fn extents(&self) -> Extents {
+    /// The same model with another prediction, or with the head that it is pre-trained with.
+    #[must_use]
+    pub fn predicting(self, prediction: Option<Prediction>) -> Self {
+        match self {
+            Self::Gpt2(spec) => Self::Gpt2(Gpt2Spec { prediction, ..spec }),
+            Self::Bert(spec) => Self::Bert(BertSpec { prediction, ..spec }),
+        }
+    }
+
+    /// Its sizes.
+    #[must_use]
+    pub fn extents(&self) -> Extents {
         match self {
             Self::Gpt2(spec) => spec.extents(),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.extents(),
@@ -227,14 +238,23 @@ impl ModelSpec {
     }
 }
 
-/// The sizes of a transformer that a backend may limit.
-#[derive(Debug, Clone, Copy)]
-struct Extents {
-    d_model: usize,
-    heads: usize,
-    d_ff: usize,
-    longest: usize,
-    activation: Activation,
+/// The sizes of a transformer, whatever its architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extents {
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads; they divide d_model.
+    pub heads: usize,
+    /// Features of the residual stream.
+    pub d_model: usize,
+    /// Features between the feed-forward layers, after a gate.
+    pub d_ff: usize,
+    /// Longest sequence.
+    pub longest: usize,
+    /// Between the feed-forward layers.
+    pub activation: Activation,
+    /// Biases of linear layers and norms.
+    pub bias: Bias,
 }
 
 const TILED: &str = "a multiple of 4, for 4x4 tiles";

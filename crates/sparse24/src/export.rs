@@ -1,9 +1,12 @@
-//! `sparse24 export`: writes a model as a Hugging Face GPT-2.
+//! `sparse24 export`: writes a model as a Hugging Face GPT-2 or BERT.
 
 use std::{borrow::Cow, path::PathBuf};
 
 use sparse24_core::MaskKind;
-use sparse24_run::interchange::{self, Dtype, Gpt2Config, Values};
+use sparse24_run::{
+    interchange::{self, Description, Dtype, Format, Values},
+    task::Labels,
+};
 
 use crate::{
     choice,
@@ -12,7 +15,7 @@ use crate::{
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that transformers' GPT2LMHeadModel loads
+/// Write a run or a checkpoint as a folder that Hugging Face's transformers loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -35,10 +38,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let refuse = |problem: &str| {
         Err(Failure::new(Exit::Input, format!("{}: {problem}", args.which.run.display())))
     };
-    let shape = match Gpt2Config::of(&model.recipe().model) {
-        Ok(shape) => shape,
-        Err(error) => return refuse(&error.to_string()),
-    };
+    let spec = &model.recipe().model;
+    if let Err(error) = Format::of(spec) {
+        return refuse(&error.to_string());
+    }
     let (checkpoint, mask) = (&model.checkpoint, model.phase().mask());
     let step = checkpoint.state.step;
     let (weights, values) = match mask {
@@ -61,14 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         _ => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
     };
-    let exported = interchange::export(
-        &args.out,
-        &weights,
-        &shape,
-        model.tokenizer.as_ref(),
-        args.dtype,
-        values,
-    )?;
+    let labels = match model.config.task()?.map(|task| task.labels) {
+        Some(Labels::Named(names)) => names,
+        _ => &[],
+    };
+    let description = Description { spec, tokenizer: model.tokenizer.as_ref(), labels };
+    let exported = interchange::export(&args.out, &weights, description, args.dtype, values)?;
     let which = match (mask, args.dense) {
         (None, _) => "",
         (Some(_), false) => ", pruned as it is evaluated,",
@@ -93,16 +94,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "read back {} weights and verified that they are 2:4; to verify them again:",
             exported.sparse24.len()
         );
-        // Dense attention weights are not to be verified.
-        let is_ffn_only = exported.sparse24.iter().all(|name| name.contains(".mlp."));
-        let filter = if is_ffn_only { " --include mlp" } else { "" };
-        // The file holds the matrices transposed.
-        let mask = match mask {
-            Some(MaskKind::RowWise) => " --mask column",
-            Some(MaskKind::ColumnWise) => " --mask row",
+        let filter = exported.format.filter(&exported.sparse24);
+        let stored = |mask| exported.format.stored_mask(&exported.sparse24[0], mask);
+        let mask = match mask.map(stored) {
+            Some(MaskKind::RowWise) => " --mask row",
+            Some(MaskKind::ColumnWise) => " --mask column",
             Some(MaskKind::Transposable) | None => "",
         };
-        say!("sparse24 verify {}{mask}{filter}", word(&args.out.join("model.safetensors")));
+        say!("sparse24 verify {}{mask} {filter}", word(&args.out.join("model.safetensors")));
     }
     Ok(())
 }

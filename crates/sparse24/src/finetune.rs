@@ -10,7 +10,6 @@ use sparse24_run::{
     run::{Given, Model, Run},
     task::{self, Examples, LONGEST_QUESTION, Labels, TASKS},
 };
-use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::{Configure, quote},
@@ -18,7 +17,7 @@ use crate::{
     output::{counted, note, say},
     signals::Signals,
     train::{Claimed, Reporting, drive, on_threads},
-    weights,
+    weights::{Head, Initial, is_run},
 };
 
 /// Fine-tune a pre-trained model: classes or scores of sentences and of pairs, answers in texts
@@ -90,12 +89,12 @@ impl Pretrained {
             let problem = format!("{}: has no tokenizer, so it cannot read text", path.display());
             Failure::new(Exit::Input, problem)
         };
-        if !["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
-            let initial = weights::Initial::read_gpt2(path, None)?;
+        if !is_run(path) {
+            let initial = Initial::import(path, None, Head::New)?;
             initial.remarks(None).iter().for_each(note);
             let kind = initial.kind.ok_or_else(no_tokenizer)?;
             let tokenizer = Tokenizer::for_text(kind, "")?;
-            let (kind, shape) = (ModelKind::Gpt2, initial.settings());
+            let (kind, shape) = (ModelKind::of(&initial.spec), initial.settings());
             return Ok(Self { weights: initial.weights, kind, preset: None, shape, tokenizer });
         }
         let mut model = Model::read(path)?;
@@ -106,11 +105,7 @@ impl Pretrained {
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         // A narrow model stays so with any method.
-        let d_ff = match &model.recipe().model {
-            ModelSpec::Gpt2(spec) => spec.d_ff,
-            ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.d_ff,
-            _ => model.config.model.d_ff,
-        };
+        let d_ff = model.recipe().model.extents().d_ff;
         shape.push(format!("model.d_ff={d_ff}"));
         let kind = model.config.model.kind;
         let preset = Some(model.config.preset).filter(|name| preset::find(name).is_ok());

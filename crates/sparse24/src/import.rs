@@ -1,21 +1,23 @@
-//! `sparse24 import`: turns a Hugging Face GPT-2 into a run at step 0.
+//! `sparse24 import`: turns a Hugging Face GPT-2 or BERT into a run at step 0.
 
 use std::path::PathBuf;
 
 use sparse24_run::{
-    config::{Config, preset},
+    config::{Config, preset, unknown},
     data::{Tokenizer, TokenizerKind},
     run::save_imported,
+    task,
 };
 
 use crate::{
     choice,
+    configure::quote,
     failure::{Exit, Failure},
     output::{counted, say},
-    weights::Initial,
+    weights::{Head, Initial, room_for_text},
 };
 
-/// Convert a Hugging Face GPT-2 to a run that can be evaluated, sampled or trained from
+/// Convert a Hugging Face GPT-2 or BERT to a run that can be evaluated, sampled or trained from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights
@@ -26,6 +28,9 @@ pub(crate) struct Args {
     /// Tokenizer of the model: byte or gpt2 [default: the folder's, or that of the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
+    /// Keep the head of a fine-tuned model, which is for this task [default: leave it out]
+    #[arg(long, value_name = "NAME")]
+    task: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -34,22 +39,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                        or leave it out";
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let initial = Initial::read_gpt2(&args.path, args.tokenizer)?;
+    let task = args.task.as_deref().map(|name| {
+        let names = task::TASKS.iter().map(|task| task.name);
+        task::find(name).ok_or_else(|| unknown("--task", name, names))
+    });
+    let head = task.transpose()?.map_or(Head::Pretrained, Head::Task);
+    let initial = Initial::import(&args.path, args.tokenizer, head)?;
     let remarks = initial.remarks(None);
     let Initial { weights, spec, kind, .. } = initial;
     let tokenizer = kind.map(|kind| Tokenizer::for_text(kind, "")).transpose()?;
     let mut settings = Config::shape(&spec);
     if let Some(tokenizer) = &tokenizer {
         let (kind, tokens) = (tokenizer.kind(), tokenizer.vocabulary());
-        if tokens as usize > spec.vocabulary {
+        let room = room_for_text(&spec);
+        if tokens as usize > room {
             let problem = format!(
-                "--tokenizer: {} has {tokens} tokens, but the model only {}; leave it out",
-                kind.name(),
-                spec.vocabulary
+                "--tokenizer: {} has {tokens} tokens, but the model only {room}; leave it out",
+                kind.name()
             );
             return Err(Failure::new(Exit::Usage, problem));
         }
         settings.push(format!("data.tokenizer={}", kind.name()));
+    }
+    if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
+        settings.push(format!("task.name={}", quote(task)));
+        settings.push(format!("task.outputs={}", prediction.outputs()));
     }
     let config = preset::imported()
         .with_settings(&settings)

@@ -14,7 +14,7 @@ use sparse24_run::{
     Error,
     config::Config,
     data::TokenizerKind,
-    interchange::Gpt2Config,
+    interchange::Format,
     processor,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Run directory [default: runs/PRESET-TIME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Start with the weights and shape of a GPT-2: a run, a checkpoint or a Hugging Face folder
+    /// Start with the weights and shape of a model: a run, a checkpoint or a Hugging Face folder
     #[arg(long, value_name = "PATH")]
     init_from: Option<PathBuf>,
     /// Replay the kernel choices of a run (or of a plans.json) instead of timing kernels: with the
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             (dataset, _) => dataset?,
         };
         let remarks = initial.as_ref().map(|initial| initial.remarks(dataset.tokenizer()));
-        let initial = initial.map(|initial| initial.for_data(&dataset)).transpose()?;
+        let initial = initial.map(|initial| initial.for_data(&config, &dataset)).transpose()?;
         if let Some(exit) = signals.received() {
             return Err(interrupted(exit));
         }
@@ -318,7 +318,7 @@ fn conclude(
         say!("report          {}", report.display());
     }
     let has_text = model.generates() && summary.run.join("tokenizer.json").is_file();
-    let is_exportable = Gpt2Config::of(model).is_ok();
+    let is_exportable = Format::of(model).is_ok();
     let next = [(has_text, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];
     let next: Vec<_> =
         next.iter().filter(|(is, _)| *is).map(|(_, next)| format!("sparse24 {next}")).collect();

@@ -1,4 +1,4 @@
-//! Initial weights from a run, a checkpoint or a Hugging Face GPT-2, with the shape of their model.
+//! Initial weights from a run, a checkpoint or a Hugging Face folder, with the shape of their model.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,13 @@ use sparse24_run::{
     config::Config,
     data::{Dataset, Tokenizer, TokenizerKind},
     disk,
-    interchange::{self, FolderTokenizer, Gpt2Config},
+    interchange::{self, FolderModel, FolderTokenizer, Format},
     run::Model,
+    task::{Labels, Task},
 };
 use sparse24_train::{
-    model::{Gpt2Spec, ModelSpec},
-    nn::Bias,
+    model::ModelSpec,
+    nn::{Bias, Prediction},
 };
 
 use crate::failure::{Exit, Failure};
@@ -27,7 +28,7 @@ const GPT2_PADDED: usize = 50_304;
 pub(crate) struct Initial {
     path: PathBuf,
     pub(crate) weights: Vec<NamedTensor>,
-    pub(crate) spec: Gpt2Spec,
+    pub(crate) spec: ModelSpec,
     /// The run's, if it has one.
     tokenizer: Option<Tokenizer>,
     /// As far as it is known.
@@ -36,69 +37,130 @@ pub(crate) struct Initial {
     found: Option<FolderTokenizer>,
     /// Biases of a folder that are all zero, left out of the weights.
     zero_biases: Vec<NamedTensor>,
+    /// Parts that the model has no place for.
+    dropped: Vec<String>,
+}
+
+/// The head that a model is to have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Head {
+    /// The one that it was pre-trained with.
+    Pretrained,
+    /// That of this task.
+    Task(&'static Task),
+    /// A new one: what the weights have is left out.
+    New,
+}
+
+/// Names of heads of fine-tuned models, and of their poolers.
+const TASK_HEADS: [&str; 3] = ["classifier.", "score.", "pooler."];
+
+/// Whether a path is a run or a checkpoint, and not a Hugging Face folder.
+pub(crate) fn is_run(path: &Path) -> bool {
+    ["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists())
+}
+
+/// The ids of a model that text may have: all but BERT's mask token.
+pub(crate) fn room_for_text(spec: &ModelSpec) -> usize {
+    spec.vocabulary() - usize::from(matches!(spec, ModelSpec::Bert(_)))
 }
 
 impl Initial {
+    /// A model to pre-train further.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        if !["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists()) {
-            return Self::read_gpt2(path, None);
+        if !is_run(path) {
+            return Self::import(path, None, Head::Pretrained);
         }
         let model = Model::read(path)?;
-        let ModelSpec::Gpt2(spec) = model.recipe().model else {
-            let problem = format!("{}: expected a GPT-2", path.display());
-            return Err(Failure::new(Exit::Input, problem));
-        };
+        let spec = model.recipe().model.clone();
         let kind = model.tokenizer.as_ref().map(Tokenizer::kind);
         let (path, tokenizer) = (path.to_owned(), model.tokenizer);
-        let weights = model.checkpoint.weights;
-        let zero_biases = Vec::new();
-        Ok(Self { path, weights, spec, tokenizer, kind, found: None, zero_biases })
+        let mut weights = model.checkpoint.weights;
+        let mut dropped = Vec::new();
+        if spec.prediction().is_some() {
+            let is_head = |name: &str| TASK_HEADS.iter().any(|head| name.starts_with(head));
+            weights.retain(|weight| !is_head(&weight.name));
+            dropped.push("the head of its task".to_owned());
+        }
+        let (spec, zero_biases) = (spec.predicting(None), Vec::new());
+        Ok(Self { path, weights, spec, tokenizer, kind, found: None, zero_biases, dropped })
     }
 
-    /// A Hugging Face GPT-2 with the shape in its `config.json`; biases that are all zero are left
-    /// out. The tokenizer is the one that is named, or the folder's, or that of the vocabulary
-    /// size.
-    pub(crate) fn read_gpt2(path: &Path, named: Option<TokenizerKind>) -> Result<Self, Failure> {
-        let shape = Gpt2Config::read(path)?;
-        let mut weights = interchange::import(path, &shape.parameters(Bias::Present))?;
+    /// The model of a Hugging Face folder with the shape in its `config.json`; a GPT-2's biases
+    /// that are all zero are left out. The tokenizer is the one that is named, or the folder's, or
+    /// that of the vocabulary size.
+    pub(crate) fn import(
+        path: &Path,
+        named: Option<TokenizerKind>,
+        head: Head,
+    ) -> Result<Self, Failure> {
+        let FolderModel { spec, labels } = FolderModel::read(path)?;
+        let folder = if path.is_dir() { path } else { disk::parent(path) };
+        let prediction = match head {
+            Head::Pretrained
+                if matches!(spec, ModelSpec::Bert(_)) && spec.prediction().is_some() =>
+            {
+                let problem = "is fine-tuned and has no head for masked tokens; `import --task \
+                               NAME` keeps its own, `finetune --init-from` adds a new one";
+                return Err(Failure::new(Exit::Input, format!("{}: {problem}", path.display())));
+            }
+            Head::Pretrained => None,
+            Head::New => Some(Prediction::Value),
+            Head::Task(task) => {
+                Some(head_of(task, spec.prediction(), &labels).map_err(|found| {
+                    let problem = format!("{}: {found}", path.display());
+                    Failure::new(Exit::Input, problem)
+                })?)
+            }
+        };
+        let mut spec = spec.predicting(prediction);
+        let mut expected = interchange::shapes(&spec)?;
+        if matches!(head, Head::New) {
+            let is_head = |name: &str| TASK_HEADS[..2].iter().any(|head| name.starts_with(head));
+            expected.retain(|(name, _)| !is_head(name));
+        }
+        let imported = interchange::import(path, Format::of(&spec)?, &expected)?;
+        let (mut weights, dropped) = (imported.weights, imported.dropped);
+        let dropped = dropped.into_iter().map(str::to_owned).collect();
         let is_bias = |tensor: &NamedTensor| tensor.name.ends_with(".bias");
         let is_zero = |tensor: &NamedTensor| tensor.values.iter().all(|&value| value == 0.0);
-        let (mut bias, mut zero_biases) = (Bias::Present, Vec::new());
-        if weights.iter().all(|tensor| !is_bias(tensor) || is_zero(tensor)) {
-            (zero_biases, weights) = weights.into_iter().partition(is_bias);
-            bias = Bias::Absent;
-        }
-        let folder = if path.is_dir() { path } else { disk::parent(path) };
-        let mut found = match named {
-            Some(kind) => FolderTokenizer::Known(kind),
-            None => interchange::folder_tokenizer(folder)?,
-        };
-        if let (FolderTokenizer::Known(kind), None) = (found, named)
-            && Tokenizer::for_text(kind, "")?.vocabulary() as usize > shape.vocab_size
+        let mut zero_biases = Vec::new();
+        if let ModelSpec::Gpt2(spec) = &mut spec
+            && weights.iter().all(|tensor| !is_bias(tensor) || is_zero(tensor))
         {
-            found = FolderTokenizer::Other;
+            (zero_biases, weights) = weights.into_iter().partition(is_bias);
+            spec.bias = Bias::Absent;
         }
-        let kind = match (found, shape.vocab_size) {
+        let found = match named {
+            Some(kind) => FolderTokenizer::Known(kind),
+            None => interchange::folder_tokenizer(folder, &spec)?,
+        };
+        let kind = match (found, room_for_text(&spec)) {
             (FolderTokenizer::Known(kind), _) => Some(kind),
             (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => Some(TokenizerKind::Gpt2),
             (FolderTokenizer::Absent, 256) => Some(TokenizerKind::Byte),
             _ => None,
         };
-        let (path, spec) = (path.to_owned(), shape.spec(bias));
-        Ok(Self { path, weights, spec, tokenizer: None, kind, found: Some(found), zero_biases })
+        let (path, found) = (path.to_owned(), Some(found));
+        Ok(Self { path, weights, spec, tokenizer: None, kind, found, zero_biases, dropped })
     }
 
     /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
     pub(crate) fn remarks(&self, text: Option<&Tokenizer>) -> Vec<String> {
         let tokenizer = match (self.found, self.kind) {
             (Some(FolderTokenizer::Absent), Some(kind)) => {
-                let (name, vocabulary) = (kind.name(), self.spec.vocabulary);
+                let (name, vocabulary) = (kind.name(), room_for_text(&self.spec));
                 Some(format!("tokenizer {name}, assumed from the vocabulary of {vocabulary}"))
             }
             (Some(FolderTokenizer::Other), None) => {
-                let remark = "the folder's tokenizer is neither gpt2 nor byte, so the model has \
-                              none: it reads token ids, not text";
-                Some(remark.to_owned())
+                let masks = match self.spec {
+                    ModelSpec::Bert(_) => ", the last of which it takes for its mask",
+                    _ => "",
+                };
+                Some(format!(
+                    "the folder's tokenizer is neither gpt2 nor byte, so the model has none: it \
+                     reads token ids, not text{masks}"
+                ))
             }
             (Some(FolderTokenizer::Absent), None) => text.map(|tokenizer| {
                 let name = tokenizer.kind().name();
@@ -106,10 +168,14 @@ impl Initial {
             }),
             _ => None,
         };
-        let has_no_biases = self.spec.bias == Bias::Absent && !self.zero_biases.is_empty();
+        let is_unbiased = self.spec.extents().bias == Bias::Absent;
+        let has_no_biases = is_unbiased && !self.zero_biases.is_empty();
         let biases = "all biases are zero, so the model has none (model.bias = false)";
         let biases = has_no_biases.then(|| biases.to_owned());
-        tokenizer.into_iter().chain(biases).collect()
+        let dropped = self.dropped.join(", ");
+        let dropped = (!dropped.is_empty())
+            .then(|| format!("left out {dropped}, for which the model has no place"));
+        tokenizer.into_iter().chain(biases).chain(dropped).collect()
     }
 
     /// The settings of its shape, each `key=value`.
@@ -122,17 +188,19 @@ impl Initial {
     /// Refuses a configuration of another shape, with all differences. Biases of zeros are weights
     /// where it has biases.
     pub(crate) fn check(&mut self, config: &Config) -> Result<(), Failure> {
-        let ModelSpec::Gpt2(wanted) = config.recipe(self.spec.vocabulary)?.model else {
-            return Err(self.refuse("expected model.kind = \"gpt2\""));
-        };
-        if wanted.bias == Bias::Present && !self.zero_biases.is_empty() {
+        let wanted = config.recipe(self.spec.vocabulary())?.model;
+        if let (Bias::Present, ModelSpec::Gpt2(spec)) = (wanted.extents().bias, &mut self.spec)
+            && !self.zero_biases.is_empty()
+        {
             self.weights.append(&mut self.zero_biases);
-            self.spec.bias = Bias::Present;
+            spec.bias = Bias::Present;
         }
-        if wanted.d_ff != self.spec.d_ff && config.model.d_ff == self.spec.d_ff {
+        let [narrowed, d_ff] = [&wanted, &self.spec].map(|model| model.extents().d_ff);
+        if narrowed != d_ff && config.model.d_ff == d_ff {
             return Err(self.refuse(&format!(
-                "the method {} has a d_ff of {}, the initial weights have {}; choose another",
-                config.method.name, wanted.d_ff, self.spec.d_ff
+                "the method {} has a d_ff of {narrowed}, the initial weights have {d_ff}; choose \
+                 another",
+                config.method.name
             )));
         }
         let mut pairs: Vec<_> =
@@ -155,11 +223,21 @@ impl Initial {
     }
 
     /// The weights, for data whose tokens they know.
-    pub(crate) fn for_data(self, dataset: &Dataset) -> Result<Vec<NamedTensor>, Failure> {
-        let (tokens, vocabulary) = (dataset.vocabulary() as usize, self.spec.vocabulary);
+    pub(crate) fn for_data(
+        self,
+        config: &Config,
+        dataset: &Dataset,
+    ) -> Result<Vec<NamedTensor>, Failure> {
+        let vocabulary = self.spec.vocabulary();
+        let tokens = config.model.vocabulary(dataset.vocabulary());
         if self.found == Some(FolderTokenizer::Other) && dataset.tokenizer().is_some() {
             let problem = "has a tokenizer that is neither gpt2 nor byte, so it cannot read text; \
                            name prepared shards of its token ids";
+            return Err(self.refuse(problem));
+        }
+        if self.found == Some(FolderTokenizer::Other) && matches!(self.spec, ModelSpec::Bert(_)) {
+            let problem = "has a tokenizer that is neither gpt2 nor byte, so its mask token is not \
+                           known, and it cannot be pre-trained further";
             return Err(self.refuse(problem));
         }
         if tokens > vocabulary {
@@ -181,5 +259,43 @@ impl Initial {
 
     fn refuse(&self, problem: &str) -> Failure {
         Failure::new(Exit::Input, format!("{}: {problem}", self.path.display()))
+    }
+}
+
+/// The prediction of a task, if the head of a folder is for one like it.
+fn head_of(
+    task: &Task,
+    found: Option<Prediction>,
+    labels: &[String],
+) -> Result<Prediction, String> {
+    let name = task.name;
+    let expected = match task.labels {
+        Labels::Value => "a number".to_owned(),
+        Labels::Named(names) => format!("{} classes", names.len()),
+        Labels::Found => "classes".to_owned(),
+    };
+    let refuse = |has: String| Err(format!("has {has}, the task {name} expects {expected}"));
+    match (task.labels, found) {
+        (_, None) => refuse("no head for one class or number of a sequence".to_owned()),
+        (Labels::Value, Some(Prediction::Value)) => Ok(Prediction::Value),
+        (Labels::Found, Some(prediction @ Prediction::Class(_))) => Ok(prediction),
+        (Labels::Named(names), Some(Prediction::Class(classes))) if classes == names.len() => {
+            let place =
+                |label: &str| names.iter().position(|name| name.eq_ignore_ascii_case(label));
+            let moved = labels
+                .iter()
+                .enumerate()
+                .find(|(at, label)| place(label).is_some_and(|place| place != *at));
+            match moved {
+                None => Ok(Prediction::Class(classes)),
+                Some((at, label)) => Err(format!(
+                    "its class {at} is {label:?}, that of the task {name} is {:?}; order the \
+                     rows of the head and id2label like the task",
+                    names[at]
+                )),
+            }
+        }
+        (_, Some(Prediction::Value)) => refuse("a head for a number".to_owned()),
+        (_, Some(Prediction::Class(classes))) => refuse(format!("a head for {classes} classes")),
     }
 }

@@ -8,7 +8,7 @@ use sparse24_run::{
     Error, checkpoint,
     config::Config,
     data::{Corpus, Dataset, Tokenizer, shard::Shard},
-    interchange::{Gpt2Config, import},
+    interchange::{FORMATS, FolderModel, import},
     pruning::{Embeddings, Search, Selection, Unprunable, prune, verify},
     run::MetricsLog,
 };
@@ -33,7 +33,7 @@ pub(super) const LOADERS: [Loader; 16] = [
     }),
     ("import of a file", MODEL, import_one),
     ("import of a folder", MODEL, |p| import_one(folder(p))),
-    ("Gpt2Config::read", "config.json", |p| Gpt2Config::read(folder(p)).map(drop)),
+    ("FolderModel::read", "config.json", |p| FolderModel::read(folder(p)).map(drop)),
     ("checkpoint::load", "manifest.json", |p| checkpoint::load(folder(p)).map(drop)),
     ("checkpoint::verify", "manifest.json", |p| checkpoint::verify(folder(p))),
     ("Shard::open", "train.bin", |p| Shard::open(p, None)?.verify()),
@@ -52,7 +52,7 @@ fn folder(path: &Path) -> &Path {
 
 /// Imports one tensor that no attack has.
 fn import_one(path: &Path) -> Result<(), Error> {
-    import(path, &[("wte.weight".to_owned(), vec![1, 1])]).map(drop)
+    import(path, &FORMATS[0], &[("wte.weight".to_owned(), vec![1, 1])]).map(drop)
 }
 
 /// The loader of this name.

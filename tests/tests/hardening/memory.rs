@@ -9,13 +9,16 @@ use sparse24_run::{
     Error,
     checkpoint::{self, NamedTensor},
     config::Config,
-    interchange::{Gpt2Config, import},
+    interchange::{FORMATS, import, shapes},
 };
 use sparse24_tests::hardening::{
     checkpoint::{closed, forge, sound},
     memory_bound, tensors,
 };
-use sparse24_train::nn::Bias;
+use sparse24_train::{
+    model::{Gpt2Spec, ModelSpec, Sparsify},
+    nn::Bias,
+};
 
 use super::loaders::{LOADERS, MODEL, loader};
 
@@ -106,19 +109,33 @@ fn many_tensors_and_large_ones() {
     let bytes = weights(("F32", 32), &many);
     // The imports ask for a tensor that it has not.
     assert_eq!(all_hold("many tensors", MODEL, &bytes), 2);
-    assert!(held("imported", &[(MODEL, &bytes)], |folder| import(folder, &many)));
+    assert!(held("imported", &[(MODEL, &bytes)], |folder| import(folder, &FORMATS[0], &many)));
     // The largest is transposed, and stored at half the width.
-    let (n_layer, n_head, n_positions, vocab_size) = (1, 1, 4, 4);
-    let (n_embd, n_inner) = (1024, 16_384);
-    let activation = Activation::Gelu;
-    let config =
-        Gpt2Config { n_layer, n_head, n_embd, n_positions, vocab_size, n_inner, activation };
-    let expected = config.parameters(Bias::Absent);
+    let gpt2 = ModelSpec::Gpt2(Gpt2Spec {
+        layers: 1,
+        heads: 1,
+        d_model: 1024,
+        d_ff: 16_384,
+        sequence_length: 4,
+        vocabulary: 4,
+        activation: Activation::Gelu,
+        bias: Bias::Absent,
+        sparsify: Sparsify::Ffn,
+        prediction: None,
+    });
+    let expected = shapes(&gpt2).unwrap();
     let mut stored = expected.clone();
     stored.iter_mut().filter(|(name, _)| name.starts_with("h.")).for_each(|(_, s)| s.reverse());
     let bytes = weights(("F16", 16), &stored);
-    assert!(held("half width", &[(MODEL, &bytes)], |folder| import(folder, &expected)));
+    let import_gpt2 = |folder: &Path| import(folder, &FORMATS[0], &expected);
+    assert!(held("half width", &[(MODEL, &bytes)], import_gpt2));
     assert_eq!(all_hold("large tensors", MODEL, &bytes), 2);
+    // One parameter of three tensors.
+    let name = |layer: &str| format!("encoder.layer.0.attention.self.{layer}.weight");
+    let parts = ["query", "key", "value"].map(|part| (name(part), vec![2048, 2048]));
+    let bytes = weights(("F16", 16), &parts);
+    let qkv = [(name("qkv"), vec![3 * 2048, 2048])];
+    assert!(held("three parts", &[(MODEL, &bytes)], |folder| import(folder, &FORMATS[1], &qkv)));
 }
 
 /// A checkpoint holds little memory; returns whether it loads.

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use sparse24_run::interchange::import;
+use sparse24_run::interchange::{FORMATS, import};
 
 use super::loaders::{LOADERS, MODEL};
 
@@ -72,6 +72,7 @@ fn holes() {
     let length = header(data).len() as u64;
     fs::write(&path, [&length.to_le_bytes(), header(data).as_bytes()].concat()).unwrap();
     stretch(&path).unwrap();
-    let error = import(&path, &[("w".to_owned(), vec![data as usize / 4, 1])]).unwrap_err();
+    let wanted = [("w".to_owned(), vec![data as usize / 4, 1])];
+    let error = import(&path, &FORMATS[0], &wanted).unwrap_err();
     assert!(error.to_string().contains(MODEL), "{error}");
 }

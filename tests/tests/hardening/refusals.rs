@@ -118,5 +118,6 @@ fn metrics_and_shapes() {
         with(r#""n_inner":18446744073709551615"#, &["n_inner", "18446744073709551615", "16777216"]),
         with(r#""n_inner":4.5"#, &["4.5"]),
         with(r#""n_layer":2"#, &["`n_layer`"]),
+        with(r#""id2label":{"x":"a"}"#, &["id2label", "x"]),
     ]);
 }

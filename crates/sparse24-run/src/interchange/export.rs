@@ -1,4 +1,4 @@
-//! Export of weights as Hugging Face's GPT-2.
+//! Export of weights for Hugging Face's library.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,12 @@ use std::{
 
 use sparse24_core::{Mask, MaskKind};
 
-use super::{CONFIG, Gpt2Config, PREFIX, WEIGHTS, is_conv1d, tokenizer, transpose};
+use super::{
+    CONFIG, WEIGHTS,
+    config::{shapes, to_json},
+    format::Format,
+    tokenizer, transpose,
+};
 use crate::{
     Error,
     checkpoint::{NamedTensor, PhaseKind},
@@ -15,7 +20,10 @@ use crate::{
     disk,
     tensors::{self, Layout, TensorFile},
 };
-use sparse24_train::nn::Bias;
+use sparse24_train::{
+    model::{Gpt2Spec, ModelSpec},
+    nn::Bias,
+};
 
 /// Stored type of exported values; F16 and BF16 round to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,9 +63,22 @@ pub enum Values<'a> {
     },
 }
 
+/// The model to export, besides its weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Description<'a> {
+    /// Its shape.
+    pub spec: &'a ModelSpec,
+    /// Its tokenizer, if it has one.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// The names of its classes; those without one are numbered.
+    pub labels: &'a [&'a str],
+}
+
 /// Result of an export.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Exported {
+    /// How it is stored.
+    pub format: &'static Format,
     /// Biases that the model lacks and Hugging Face's format requires; written as zeros.
     pub zero_biases: Vec<String>,
     /// Weights verified to be 2:4 in the file.
@@ -66,30 +87,32 @@ pub struct Exported {
     pub has_tokenizer: bool,
 }
 
-/// Writes a folder with `model.safetensors` and `config.json` that
-/// `transformers.GPT2LMHeadModel.from_pretrained` loads, and for GPT-2's tokenizer and for bytes
-/// the `tokenizer.json` and `tokenizer_config.json` of `AutoTokenizer`.
+/// Writes a folder with `model.safetensors` and `config.json` that the `from_pretrained` of a class
+/// of transformers loads, and for GPT-2's tokenizer and for bytes the `tokenizer.json` and
+/// `tokenizer_config.json` of `AutoTokenizer`.
 ///
 /// `folder` must not exist, or be empty; its parents are created. Nothing is left behind on an
 /// error. A 2:4 export is read back and verified: each mask has its structure, and pruned elements
 /// are zero.
 ///
 /// # Errors
-/// [`Error::File`] names the folder and the reason: a folder that is not empty, a weight that is
-/// missing, unknown or of another shape, a value that is not finite in `dtype`, a checkpoint that
-/// is not 2:4. [`Error::Train`] for a mask without the structure. [`Error::Io`].
+/// [`Error::Setting`] for a model that transformers does not have; [`Error::File`] names the folder
+/// and the reason: a folder that is not empty, a weight that is missing, unknown or of another
+/// shape, a value that is not finite in `dtype`, a checkpoint that is not 2:4. [`Error::Train`] for
+/// a mask without the structure. [`Error::Io`].
 pub fn export(
     folder: &Path,
     weights: &[NamedTensor],
-    config: &Gpt2Config,
-    tokenizer: Option<&Tokenizer>,
+    description: Description<'_>,
     dtype: Dtype,
     values: Values<'_>,
 ) -> Result<Exported, Error> {
-    let plan = Plan::new(folder, weights, config, values)?;
+    let Description { spec, tokenizer, .. } = description;
+    let plan = Plan::new(folder, weights, spec, values)?;
     let (_, torch_name) = dtype.stored();
-    let config_json = config.to_json(torch_name, tokenizer::end_of_text(tokenizer));
-    let mut files = tokenizer.map_or_else(Vec::new, |t| tokenizer::files(t, config.n_positions));
+    let end = tokenizer::end_of_text(tokenizer);
+    let config_json = to_json(plan.format, &description, torch_name, end);
+    let mut files = tokenizer.map_or_else(Vec::new, |t| tokenizer::files(t, spec));
     let has_tokenizer = !files.is_empty();
     files.push((CONFIG, config_json));
     disk::fill_folder(folder, |aside| {
@@ -105,10 +128,19 @@ pub fn export(
         plan.items.iter().filter(|item| is(item)).map(|item| item.name.clone()).collect()
     };
     Ok(Exported {
+        format: plan.format,
         zero_biases: names(|item| item.weight.is_none()),
         sparse24: names(|item| item.mask.is_some()),
         has_tokenizer,
     })
+}
+
+/// The model with the biases that its format requires.
+fn biased(spec: &ModelSpec) -> ModelSpec {
+    match spec {
+        ModelSpec::Gpt2(spec) => ModelSpec::Gpt2(Gpt2Spec { bias: Bias::Present, ..*spec }),
+        other => other.clone(),
+    }
 }
 
 /// One tensor to be written, in our orientation.
@@ -122,6 +154,7 @@ struct Item<'a> {
 
 struct Plan<'a> {
     folder: PathBuf,
+    format: &'static Format,
     items: Vec<Item<'a>>,
 }
 
@@ -130,9 +163,10 @@ impl<'a> Plan<'a> {
     fn new(
         folder: &Path,
         weights: &'a [NamedTensor],
-        config: &Gpt2Config,
+        spec: &ModelSpec,
         values: Values<'a>,
     ) -> Result<Self, Error> {
+        let format = Format::of(spec)?;
         let refuse =
             |problem: String| Error::file(folder, format!("cannot be exported to: {problem}"));
         let mut masks = HashMap::new();
@@ -151,7 +185,7 @@ impl<'a> Plan<'a> {
         let mut weights: HashMap<_, _> =
             weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let mut items = Vec::new();
-        for (name, shape) in config.parameters(Bias::Present) {
+        for (name, shape) in shapes(&biased(spec))? {
             let (weight, mask) = (weights.remove(name.as_str()), masks.remove(name.as_str()));
             match weight {
                 None if !name.ends_with(".bias") => {
@@ -159,7 +193,8 @@ impl<'a> Plan<'a> {
                 }
                 Some(NamedTensor { shape: found, .. }) if *found != shape => {
                     return Err(refuse(format!(
-                        "the weight {name:?} is {found:?}, GPT-2 expects {shape:?}"
+                        "the weight {name:?} is {found:?}, {} expects {shape:?}",
+                        format.title
                     )));
                 }
                 _ => {}
@@ -173,25 +208,39 @@ impl<'a> Plan<'a> {
             items.push(Item { name, shape, weight, mask });
         }
         match weights.keys().chain(masks.keys()).min() {
-            Some(name) => Err(refuse(format!("{name:?} has no place in Hugging Face's GPT-2"))),
-            None => Ok(Self { folder: folder.to_owned(), items }),
+            Some(name) => {
+                Err(refuse(format!("{name:?} has no place in Hugging Face's {}", format.title)))
+            }
+            None => Ok(Self { folder: folder.to_owned(), format, items }),
         }
+    }
+
+    /// The names of the tensors that hold a parameter, and their common shape, in our orientation.
+    fn parts(&self, item: &Item<'_>) -> (Vec<String>, Vec<usize>) {
+        let names = (self.format.stored)(&item.name);
+        let mut shape = item.shape.clone();
+        shape[0] /= names.len();
+        (names, shape)
+    }
+
+    fn is_transposed(&self, item: &Item<'_>) -> bool {
+        (self.format.is_transposed)(&item.name)
     }
 
     fn write(&self, into: &Path, dtype: Dtype) -> Result<(), Error> {
         let (stored, _) = dtype.stored();
-        let layout: Vec<_> = self
-            .items
-            .iter()
-            .map(|Item { name, shape, .. }| {
-                let shape = if is_conv1d(name) {
-                    shape.iter().rev().copied().collect()
-                } else {
-                    shape.clone()
-                };
-                Layout { name: format!("{PREFIX}{name}"), dtype: stored, shape }
-            })
-            .collect();
+        let mut layout = Vec::new();
+        for item in &self.items {
+            let (names, mut shape) = self.parts(item);
+            if self.is_transposed(item) {
+                shape.reverse();
+            }
+            layout.extend(names.iter().map(|name| Layout {
+                name: self.format.full(name),
+                dtype: stored,
+                shape: shape.clone(),
+            }));
+        }
         let mut file = disk::NewFile::create(into.join(WEIGHTS))?;
         file.write(&tensors::header(&[("format", "pt")], &layout))?;
         for item in &self.items {
@@ -204,7 +253,7 @@ impl<'a> Plan<'a> {
                 return Err(Error::file(&self.folder, format!("cannot be exported to: {problem}")));
             }
             let values = match *item.shape {
-                [rows, columns] if is_conv1d(&item.name) => transpose(&values, [rows, columns]),
+                [rows, columns] if self.is_transposed(item) => transpose(&values, [rows, columns]),
                 _ => values,
             };
             tensors::write_floats(&values, stored, |bytes| file.write(bytes))?;
@@ -218,14 +267,18 @@ impl<'a> Plan<'a> {
             return Ok(());
         }
         let file = TensorFile::open(path)?;
-        for (entry, item) in file.entries.iter().zip(&self.items) {
+        let mut entries = file.entries.iter();
+        for item in &self.items {
+            let (names, _) = self.parts(item);
+            let parts: Vec<_> = entries.by_ref().take(names.len()).collect();
             let Some(mask) = item.mask else { continue };
-            let stored = file.floats(entry)?;
-            let values = if is_conv1d(&item.name) {
-                transpose(&stored, [mask.columns(), mask.rows()])
-            } else {
-                stored
-            };
+            let mut values = Vec::new();
+            for entry in &parts {
+                values.extend(file.floats(entry)?);
+            }
+            if self.is_transposed(item) {
+                values = transpose(&values, [mask.columns(), mask.rows()]);
+            }
             if let Some(at) =
                 pruned(mask).zip(&values).position(|(is_pruned, &v)| is_pruned && v != 0.0)
             {
@@ -233,7 +286,7 @@ impl<'a> Plan<'a> {
                     "was to be 2:4 and is not: element {at} is pruned, found {}",
                     values[at]
                 );
-                return Err(file.refuse(entry, &problem));
+                return Err(file.refuse(parts[0], &problem));
             }
         }
         Ok(())

@@ -1,74 +1,101 @@
-//! Import of Hugging Face's GPT-2 weights.
+//! Import of weights that Hugging Face's library wrote.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
-use super::{PREFIX, SIDE, is_conv1d, transpose_rows};
+use super::{SIDE, format::Format, transpose_rows};
 use crate::{
     Error,
     checkpoint::NamedTensor,
     tensors::{Entry, Shards, TensorFile},
 };
 
-/// A tensor where it is stored.
-type Found<'a> = (&'a TensorFile, &'a Entry);
+/// Tensors where they are stored, by name without prefix.
+type Found<'a> = BTreeMap<Cow<'a, str>, (&'a TensorFile, &'a Entry)>;
 
-/// Reads a GPT-2 from a safetensors file (F32, F16 or BF16), or from a folder with one or with
-/// several and an index: exactly the `expected` names and shapes (ours: see
-/// [`super::Gpt2Config::parameters`]), in that order, linear layers `[out, in]`.
+/// The result of an import.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// The requested tensors.
+    pub weights: Vec<NamedTensor>,
+    /// Heads, and other parts that a model may lack, for which there was no place.
+    pub dropped: Vec<&'static str>,
+}
+
+/// Reads a model from a safetensors file (F32, F16 or BF16), or from a folder with one or with
+/// several and an index: the `expected` names and shapes (ours: see [`super::shapes`]), in that
+/// order, linear layers `[out, in]`. Only a pooler may be missing.
 ///
-/// Names may carry the prefix `transformer.`. The causal-mask buffers `attn.bias` and
-/// `attn.masked_bias` are ignored, as are `lm_head.weight` if it equals `wte.weight`, and
-/// biases that are all zero where none is expected.
+/// Names may lack the prefix of the format. Buffers are ignored, as are tensors that are equal to
+/// the one that they are tied to, and biases that are all zero where none is expected.
 ///
 /// # Errors
 /// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a
 /// vocabulary of another size; a bias that is not zero for a model without; an untied head.
 /// [`Error::Io`].
-pub fn import(path: &Path, expected: &[(String, Vec<usize>)]) -> Result<Vec<NamedTensor>, Error> {
+pub fn import(
+    path: &Path,
+    format: &'static Format,
+    expected: &[(String, Vec<usize>)],
+) -> Result<Imported, Error> {
     let model = Shards::open(path)?;
     let entries = model.files.iter().flat_map(|f| f.entries.iter().map(move |entry| (f, entry)));
-    let is_buffer =
-        |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    let mut found = BTreeMap::new();
+    let is_buffer = |name: &str| format.buffers.iter().any(|end| name.ends_with(end));
+    let mut found = Found::new();
     for (file, entry) in entries.filter(|(_, entry)| !is_buffer(&entry.name)) {
-        let name = entry.name.strip_prefix(PREFIX).unwrap_or(&entry.name);
-        if found.insert(name, (file, entry)).is_some() {
-            let problem = "occurs twice, with and without the prefix \"transformer.\"";
-            return Err(file.refuse(entry, problem));
+        if let Some((_, other)) = found.insert(format.short(&entry.name), (file, entry)) {
+            return Err(file.refuse(entry, &format!("is also stored as {:?}", other.name)));
         }
     }
-    let head = found.remove("lm_head.weight");
-    refuse_others(&found, expected)?;
-    let mut tensors = Vec::with_capacity(expected.len());
+    let mut copies = BTreeMap::new();
+    for (copy, of) in format.tied {
+        let Some(place) = found.remove(*copy) else { continue };
+        match found.contains_key(*of) {
+            true => drop(copies.insert(*of, place)),
+            false => drop(found.insert((*of).into(), place)),
+        }
+    }
+    let dropped = unexpected(format, &found, expected)?;
+    let mut weights = Vec::with_capacity(expected.len());
     for (name, shape) in expected {
-        let &(file, entry) = found.get(name.as_str()).ok_or_else(|| missing(path, name))?;
-        let values = read(file, entry, name, shape)?;
-        if let Some((file, head)) = head.filter(|_| name == "wte.weight")
-            && (head.shape != entry.shape || file.floats(head)? != values)
+        let optional = format.optional.iter().find(|part| name.starts_with(*part));
+        if optional.is_some_and(|part| !found.keys().any(|name| name.starts_with(part))) {
+            continue;
+        }
+        let values = read(path, format, &found, name, shape)?;
+        if let Some((file, copy)) = copies.get(name.as_str())
+            && (copy.elements() != values.len() || file.floats(copy)? != values)
         {
             return Err(file.refuse(
-                head,
-                "differs from \"wte.weight\": the head is not tied to \
-                the embedding, which this model needs",
+                copy,
+                &format!("differs from {name:?}: the head is not tied, which this model needs"),
             ));
         }
-        tensors.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
+        weights.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
     }
-    Ok(tensors)
+    Ok(Imported { weights, dropped })
 }
 
-/// Refuses tensors that have no place in the model, except zero biases.
-fn refuse_others(
-    found: &BTreeMap<&str, Found<'_>>,
+/// The parts that have no place in the model. Other tensors without a place are refused, except
+/// zero biases.
+fn unexpected(
+    format: &'static Format,
+    found: &Found<'_>,
     expected: &[(String, Vec<usize>)],
-) -> Result<(), Error> {
-    let expected: BTreeSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
-    for (name, (file, entry)) in found.iter().filter(|(name, _)| !expected.contains(*name)) {
+) -> Result<Vec<&'static str>, Error> {
+    let stored: BTreeSet<_> = expected.iter().flat_map(|(name, _)| (format.stored)(name)).collect();
+    let mut dropped = BTreeSet::new();
+    for (name, (file, entry)) in found.iter().filter(|(name, _)| !stored.contains(name.as_ref())) {
+        let part = format.optional_part(name);
+        if let Some(part) = part.filter(|part| !stored.iter().any(|name| name.starts_with(part))) {
+            dropped.insert(part.trim_end_matches('.'));
+            continue;
+        }
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
-        if !weight.is_some_and(|weight| expected.contains(weight.as_str())) {
+        if !weight.is_some_and(|weight| stored.contains(&weight)) {
             return Err(file.refuse(entry, "has no place in the model"));
         }
         if file.floats(entry)?.iter().any(|&v| v != 0.0) {
@@ -76,35 +103,67 @@ fn refuse_others(
                 .refuse(entry, "is not zero, and the model has no biases; set model.bias = true"));
         }
     }
-    Ok(())
+    Ok(dropped.into_iter().collect())
 }
 
-fn missing(path: &Path, name: &str) -> Error {
-    let advice = if name.ends_with(".bias") {
+fn missing(path: &Path, format: &Format, name: &str) -> Error {
+    let full = format.full(name);
+    let also = if full == name { String::new() } else { format!(" (nor {full:?})") };
+    let advice = if format.heads.iter().any(|head| name.starts_with(head)) {
+        ": it has another head, or none"
+    } else if name.ends_with(".bias") {
         "; add it, with zeros if the model has no biases"
     } else {
         ""
     };
-    Error::file(
-        path,
-        format!("holds no tensor {name:?} (nor {:?}){advice}", format!("{PREFIX}{name}")),
-    )
+    Error::file(path, format!("holds no tensor {name:?}{also}{advice}"))
 }
 
-fn read(file: &TensorFile, entry: &Entry, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-    let is_transposed = is_conv1d(name);
+/// A parameter of ours: the tensors that hold it, one below the other.
+fn read(
+    path: &Path,
+    format: &Format,
+    found: &Found<'_>,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, Error> {
+    let parts = (format.stored)(name);
+    let mut of_part = shape.to_vec();
+    of_part.iter_mut().take(1).for_each(|rows| *rows /= parts.len());
+    let mut values = Vec::new();
+    for (part, left) in parts.iter().zip((0..parts.len()).rev()) {
+        let place = found.get(part.as_str()).ok_or_else(|| missing(path, format, part))?;
+        let mut read = read_part(format, *place, part, &of_part)?;
+        if values.is_empty() {
+            read.reserve_exact(left * read.len());
+            values = read;
+        } else {
+            values.append(&mut read);
+        }
+    }
+    Ok(values)
+}
+
+fn read_part(
+    format: &Format,
+    (file, entry): (&TensorFile, &Entry),
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, Error> {
+    let is_transposed = (format.is_transposed)(name);
     let stored: Vec<_> =
         if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
     if entry.shape != stored {
-        let problem = match (name, entry.shape.as_slice(), shape) {
-            ("wte.weight", &[tokens, width], &[expected, also]) if width == also => {
+        let [tokens, positions] = format.tables;
+        let problem = match (entry.shape.as_slice(), shape) {
+            (&[rows, width], &[expected, also]) if width == also && name == tokens => {
                 format!(
-                    "has a vocabulary of {tokens} tokens, the model one of {expected}; use the \
+                    "has a vocabulary of {rows} tokens, the model one of {expected}; use the \
                         tokenizer that goes with the weights"
                 )
             }
-            ("wpe.weight", &[positions, width], &[expected, also]) if width == also => {
-                format!("has {positions} positions, the model a context of {expected}")
+            (&[rows, width], &[expected, also]) if width == also && name == positions => {
+                format!("has {rows} positions, the model a context of {expected}")
             }
             _ => format!("is expected to be {stored:?}"),
         };

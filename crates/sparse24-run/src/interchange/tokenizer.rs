@@ -1,5 +1,6 @@
 //! The tokenizer files that `AutoTokenizer.from_pretrained` reads: a byte-pair encoding, spelled
-//! with one character per byte, or a WordPiece vocabulary.
+//! with one character per byte and, for a BERT, with the token that masks others, or a WordPiece
+//! vocabulary.
 //!
 //! Invariant: a text has the ids that [`Tokenizer::encode`] gives it.
 
@@ -13,12 +14,23 @@ use crate::{
     disk, json,
     tensors::shards::check_inside,
 };
+use sparse24_train::model::ModelSpec;
 
 #[cfg(feature = "tokenizers")]
 mod wordpiece;
 
 /// GPT-2's token between documents.
 const END: &str = "<|endoftext|>";
+
+/// BERT's token in place of others. A fine-tuned BERT has it before and after a sentence.
+const MASK: &str = "[MASK]";
+
+/// Its id; the tokenizer of text has no such token.
+fn mask_token(tokenizer: &Tokenizer, model: &ModelSpec) -> Option<u32> {
+    let ModelSpec::Bert(spec) = model else { return None };
+    let [first, _] = tokenizer.sentence_tokens();
+    Some(if spec.prediction.is_some() { first } else { spec.vocabulary as u32 - 1 })
+}
 
 /// Its id, if this is GPT-2's tokenizer.
 pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
@@ -42,11 +54,11 @@ pub enum FolderTokenizer {
 }
 
 /// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`)
-/// with ours.
+/// with those that the model may have. WordPiece (`vocab.txt`) is another one.
 ///
 /// # Errors
 /// [`Error::File`] for a link out of the folder; [`Error::Io`].
-pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
+pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
     let read = |name: &str| {
         let path = folder.join(name);
         if !path.exists() {
@@ -66,12 +78,16 @@ pub fn folder_tokenizer(folder: &Path) -> Result<FolderTokenizer, Error> {
             let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
             [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
         }
+        _ if folder.join("vocab.txt").exists() => return Ok(FolderTokenizer::Other),
         _ => return Ok(FolderTokenizer::Absent),
     };
     let is_same = |kind: &TokenizerKind| {
         Tokenizer::for_text(*kind, "").is_ok_and(|ours| {
-            found[0].as_object().is_some_and(|ids| ids.len() == ours.vocabulary() as usize)
-                && tokens(parsed(&files(&ours, 1)[0].1)) == found
+            let count =
+                ours.vocabulary() as usize + usize::from(mask_token(&ours, model).is_some());
+            count <= model.vocabulary()
+                && found[0].as_object().is_some_and(|ids| ids.len() == count)
+                && tokens(parsed(&files(&ours, model)[0].1)) == found
         })
     };
     let known = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter().find(is_same);
@@ -95,14 +111,18 @@ fn spaced(merges: Value) -> Value {
 }
 
 /// Names and contents of the files. Characters have no such encoding.
-pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
+pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static str, Vec<u8>)> {
     match tokenizer {
         Tokenizer::Character(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
-        Tokenizer::WordPiece(tokenizer) => return wordpiece::files(tokenizer, positions),
+        Tokenizer::WordPiece(tokenizer) => {
+            return wordpiece::files(tokenizer, model.extents().positions);
+        }
         _ => {}
     }
-    let end = end_of_text(Some(tokenizer));
+    let (end, mask) = (end_of_text(Some(tokenizer)), mask_token(tokenizer, model));
+    let specials = [end.map(|id| (END, id)), mask.map(|id| (MASK, id))];
+    let specials = specials.into_iter().flatten();
     let ordinary = end.unwrap_or(tokenizer.vocabulary());
     let bytes = |id| tokenizer.decode(&[id]).expect("the id is below the vocabulary");
     let tokens: Vec<Vec<u8>> = (0..ordinary).map(bytes).collect();
@@ -110,11 +130,11 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
     let spell = |bytes: &[u8]| bytes.iter().map(|&b| characters[b as usize]).collect::<String>();
     let ids = tokens.iter().zip(0_u32..);
     let mut vocabulary: Map<_, _> = ids.map(|(token, id)| (spell(token), id.into())).collect();
-    vocabulary.extend(end.map(|id| (END.to_owned(), id.into())));
+    vocabulary.extend(specials.clone().map(|(name, id)| (name.to_owned(), id.into())));
     let merges: Vec<[String; 2]> =
         merges(&tokens).into_iter().map(|pair| pair.map(spell)).collect();
-    let added = end.map(|id| {
-        json!({ "id": id, "content": END, "single_word": false, "lstrip": false, "rstrip": false,
+    let added = specials.map(|(name, id)| {
+        json!({ "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true })
     });
     let byte_level = json!({
@@ -123,11 +143,12 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
         "trim_offsets": true,
         "use_regex": end.is_some(),
     });
+    let sentences = mask.filter(|_| model.prediction().is_some()).map(sentences);
     let tokenizer = json!({
         "version": "1.0",
         "added_tokens": Vec::from_iter(added),
         "pre_tokenizer": &byte_level,
-        "post_processor": &byte_level,
+        "post_processor": sentences.as_ref().unwrap_or(&byte_level),
         "decoder": &byte_level,
         "model": {
             "type": "BPE",
@@ -136,16 +157,42 @@ pub(super) fn files(tokenizer: &Tokenizer, positions: usize) -> Vec<(&'static st
         },
     });
     let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
-    config["model_max_length"] = positions.into();
-    if end.is_some() {
-        config["tokenizer_class"] = "GPT2Tokenizer".into();
-        for key in ["bos_token", "eos_token", "unk_token"] {
-            config[key] = END.into();
+    config["model_max_length"] = model.extents().longest.into();
+    match (mask, end) {
+        (Some(_), _) => {
+            // Padding is hidden from attention, so any token serves.
+            for key in ["mask_token", "cls_token", "sep_token", "pad_token"] {
+                config[key] = MASK.into();
+            }
+            config["model_input_names"] = json!(["input_ids", "token_type_ids", "attention_mask"]);
         }
+        (None, Some(_)) => {
+            config["tokenizer_class"] = "GPT2Tokenizer".into();
+            for key in ["bos_token", "eos_token", "unk_token"] {
+                config[key] = END.into();
+            }
+        }
+        (None, None) => {}
     }
     // A line each would double its size.
     let tokenizer = tokenizer.to_string().into_bytes();
     vec![("tokenizer.json", tokenizer), ("tokenizer_config.json", json::pretty(&config))]
+}
+
+/// The tokens of a sentence and of a pair for a fine-tuned BERT: `[MASK] first [MASK]`, then
+/// `second [MASK]` in segment 1.
+fn sentences(mask: u32) -> Value {
+    let special = |segment: u32| json!({ "SpecialToken": { "id": MASK, "type_id": segment } });
+    let text = |id: &str, segment: u32| json!({ "Sequence": { "id": id, "type_id": segment } });
+    let single = [special(0), text("A", 0), special(0)];
+    let second = [text("B", 1), special(1)];
+    let pair: Vec<_> = single.iter().chain(&second).collect();
+    json!({
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": { MASK: { "id": MASK, "ids": [mask], "tokens": [MASK] } },
+    })
 }
 
 /// The two parts of each token of several bytes, in order. A token joins the parts into which the
@@ -182,11 +229,27 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::interchange::tests::{BERT, GPT2};
+    use sparse24_train::{
+        model::{BertSpec, Gpt2Spec},
+        nn::Prediction,
+    };
+
+    /// A GPT-2 with this vocabulary.
+    fn spec(vocabulary: u32) -> ModelSpec {
+        ModelSpec::Gpt2(Gpt2Spec { vocabulary: vocabulary as usize, ..GPT2 })
+    }
+
+    /// A BERT for bytes.
+    fn bert(vocabulary: usize) -> ModelSpec {
+        let ModelSpec::Bert(spec) = BERT else { unreachable!("it is one") };
+        ModelSpec::Bert(BertSpec { vocabulary, ..spec })
+    }
 
     /// Our files as their reader sees them.
     fn model(kind: TokenizerKind) -> (Tokenizer, Value) {
         let tokenizer = Tokenizer::for_text(kind, "ab").unwrap();
-        let files = files(&tokenizer, 8);
+        let files = files(&tokenizer, &spec(tokenizer.vocabulary()));
         assert_eq!(files.len(), 2);
         let mut file = serde_json::from_slice::<Value>(&files[0].1).unwrap();
         (tokenizer, file["model"].take())
@@ -224,7 +287,8 @@ mod tests {
         ];
         for kind in kinds {
             let (folder, known) = (tempfile::tempdir().unwrap(), FolderTokenizer::Known(kind));
-            let found = || folder_tokenizer(folder.path()).unwrap();
+            let vocabulary = Tokenizer::for_text(kind, "").unwrap().vocabulary();
+            let found = || folder_tokenizer(folder.path(), &spec(vocabulary)).unwrap();
             let write = |name: &str, text: String| {
                 std::fs::write(folder.path().join(name), text).unwrap();
             };
@@ -259,6 +323,53 @@ mod tests {
         assert_eq!((&model["vocab"]["a"], &model["vocab"]["Ā"]), (&json!(97), &json!(0)));
         assert_eq!(end_of_text(Some(&tokenizer)), None);
         let characters = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
-        assert!(files(&characters, 8).is_empty());
+        assert!(files(&characters, &spec(2)).is_empty());
+    }
+    /// The mask token is in the files, and a folder is compared with it.
+    #[test]
+    fn a_bert_has_one_more_token() {
+        let read = |files: &[(&str, Vec<u8>)]| -> [Value; 2] {
+            [0, 1].map(|at| serde_json::from_slice(&files[at].1).unwrap())
+        };
+        for (vocabulary, prediction, id) in
+            [(257, None, 256), (300, None, 299), (300, Some(Prediction::Class(2)), 256)]
+        {
+            let model = bert(vocabulary).predicting(prediction);
+            let [tokenizer, config] = read(&files(&Tokenizer::Byte, &model));
+            assert_eq!(tokenizer["model"]["vocab"][MASK], id);
+            assert_eq!(tokenizer["added_tokens"][0]["id"], id);
+            assert_eq!(
+                (&config["mask_token"], &config["tokenizer_class"]),
+                (&json!(MASK), &json!("PreTrainedTokenizerFast"),)
+            );
+            let processor = &tokenizer["post_processor"];
+            let expected = if prediction.is_some() { "TemplateProcessing" } else { "ByteLevel" };
+            assert_eq!(processor["type"], expected);
+            let ids = prediction.map_or(Value::Null, |_| json!([id]));
+            assert_eq!(processor["special_tokens"][MASK]["ids"], ids);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [masked, plain] = [bert(257), spec(257)];
+        let is = |model: &ModelSpec, expected| {
+            assert_eq!(folder_tokenizer(folder.path(), model).unwrap(), expected);
+        };
+        for model in [&masked, &plain] {
+            is(model, FolderTokenizer::Absent);
+        }
+        let write =
+            |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
+        write("tokenizer.json", &files(&Tokenizer::Byte, &masked)[0].1);
+        let byte = FolderTokenizer::Known(TokenizerKind::Byte);
+        for (model, expected) in [
+            (&masked, byte),
+            (&plain, FolderTokenizer::Other),
+            (&bert(258), FolderTokenizer::Other),
+            (&bert(256), FolderTokenizer::Other),
+        ] {
+            is(model, expected);
+        }
+        std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+        write("vocab.txt", b"[PAD]");
+        is(&masked, FolderTokenizer::Other);
     }
 }

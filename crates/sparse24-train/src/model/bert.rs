@@ -5,7 +5,7 @@
 //! x = norm(word[tokens] + position[positions] + segment[segments])
 //! per block:  x = norm_1(x + attention(x));  x = norm_2(x + mlp(x))
 //! m = the rows of x that have a target
-//! logits = norm(gelu(m W^T + b)) word^T + bias
+//! logits = norm(act(m W^T + b)) word^T + bias
 //! ```
 //!
 //! A fine-tuned BERT has a [`SequenceHead`] on the first token instead, with a pooler, or a
@@ -77,8 +77,8 @@ pub(super) const EPSILON: f32 = 1e-12;
 
 impl BertSpec {
     pub(super) fn extents(&self) -> Extents {
-        let &Self { d_model, heads, d_ff, sequence_length: longest, activation, .. } = self;
-        Extents { d_model, heads, d_ff, longest, activation }
+        let &Self { layers, heads, d_model, d_ff, sequence_length: longest, activation, .. } = self;
+        Extents { layers, heads, d_model, d_ff, longest, activation, bias: Bias::Present }
     }
 
     pub(super) fn attention<'a>(&self, names: &'a [String], bias: Bias) -> AttentionSpec<'a> {
@@ -288,10 +288,11 @@ impl TaskHead {
     }
 }
 
-/// The head: logits = norm(gelu(m W^T + b)) word^T + bias for the rows m of x that have a target.
+/// The head: logits = norm(act(m W^T + b)) word^T + bias for the rows m of x that have a target.
 #[derive(Debug)]
 struct MaskedHead {
     transform: Linear24,
+    activation: Activation,
     norm: Norm,
     head: Head,
     mask_probability: f32,
@@ -304,8 +305,11 @@ struct MaskedHead {
     scratch: [Tensor; 2],
 }
 
-/// The activation of the head's transform: that of Hugging Face's `hidden_act`.
-const TRANSFORM: Activation = Activation::GeluErf;
+/// The activation of the head's transform: that of the feed-forward layers, as Hugging Face's
+/// `hidden_act` is, but GELU where these have a gate.
+fn transform_activation(of_layers: Activation) -> Activation {
+    if of_layers.columns_in() == 1 { of_layers } else { Activation::GeluErf }
+}
 
 impl MaskedHead {
     fn new(
@@ -332,7 +336,8 @@ impl MaskedHead {
         let (m, z, h) = (activation("masked")?, activation("head z")?, activation("head h")?);
         let scratch = [activation("head dy")?, activation("head dh")?];
         let kept = NormActivations::new(builder, "head", h)?;
-        Ok(Self { transform, norm, head, mask_probability, rows, m, z, kept, scratch })
+        let activation = transform_activation(spec.activation);
+        Ok(Self { transform, activation, norm, head, mask_probability, rows, m, z, kept, scratch })
     }
 
     /// The rows for a batch of p tokens.
@@ -351,7 +356,7 @@ impl MaskedHead {
         let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
         let kept = self.kept.first_rows(n);
         self.rows.gather(pass, x, m)?;
-        self.transform.forward_activation(pass, m, z, TRANSFORM, kept.x)?;
+        self.transform.forward_activation(pass, m, z, self.activation, kept.x)?;
         self.norm.forward(pass, kept)?;
         Ok(kept.y)
     }
@@ -369,7 +374,7 @@ impl MaskedHead {
         self.head.loss_and_gradient(pass, y, first)?;
         let kept = self.kept.first_rows(n);
         self.norm.backward(pass, first, kept, second, Accumulate::Overwrite)?;
-        pass.run(ActivationBackward { activation: TRANSFORM, dh: second, z, dz: first })?;
+        pass.run(ActivationBackward { activation: self.activation, dh: second, z, dz: first })?;
         self.transform.backward(pass, m, first, second)?;
         self.rows.scatter(pass, second, dx)
     }

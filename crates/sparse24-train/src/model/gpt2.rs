@@ -313,8 +313,9 @@ impl Kept {
 
 impl Gpt2Spec {
     pub(super) fn extents(&self) -> Extents {
-        let &Self { d_model, heads, d_ff, sequence_length: longest, activation, .. } = self;
-        Extents { d_model, heads, d_ff, longest, activation }
+        let &Self { layers, heads, d_model, d_ff, sequence_length: longest, .. } = self;
+        let &Self { activation, bias, .. } = self;
+        Extents { layers, heads, d_model, d_ff, longest, activation, bias }
     }
 
     fn deviations(&self) -> [f32; 2] {

@@ -151,6 +151,92 @@ fn an_exported_model_is_imported_with_the_same_weights() {
     assert!(!place.path("unbiased/tokenizer.json").exists(), "27 tokens could be any tokenizer");
 }
 
+const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf \
+    --set data.tokenizer=byte";
+
+/// The same for a BERT, whose pre-training goes on from a run and from a folder alike.
+#[test]
+fn a_bert_goes_out_and_comes_back() {
+    let place = Place::trained(BERT);
+    assert_eq!(place.answer("export run out"), "exported step 12 to out\n");
+    assert_eq!(place.value("out/tokenizer.json")["model"]["vocab"]["[MASK]"], 256);
+    let answer = place.answer("import out imported");
+    assert_eq!(answer.lines().count(), 1, "{answer}");
+    place.answer("export imported again");
+    assert!(tensors(&place, "out") == tensors(&place, "again"));
+    assert_eq!(place.read("out/config.json"), place.read("again/config.json"));
+    let [trained, imported] = ["run", "imported --data text"]
+        .map(|run| place.json(&format!("eval {run} --json"))["tokens"].clone());
+    assert_eq!(trained, imported);
+    for from in ["run", "out"] {
+        let line = format!("train --data text --steps 2 {SAVED} --set backend.threads=1");
+        place.answer(&format!("{line} --init-from {from} --out more-{from}"));
+        assert!(place.model(&format!("more-{from}"), 0) == place.model("run", 12), "{from}");
+    }
+    assert!(place.model("more-run", 2) == place.model("more-out", 2));
+    // A tokenizer of words.
+    fs::remove_file(place.path("out/tokenizer.json")).unwrap();
+    place.write("out/vocab.txt", "[PAD]\n[MASK]\n");
+    let answer = place.answer("import out words");
+    assert!(answer.contains("token ids, not text, the last of which it takes for its mask"));
+    for line in ["train --data text", "finetune --task cola --data text"] {
+        place.refuses(&format!("{line} --init-from out --out new"), 3, "out: has *tokenizer*");
+    }
+}
+
+/// The masks of a BERT are stored as they are, those of attention in three parts.
+#[test]
+fn a_sparse_bert_is_exported_as_2_4() {
+    for (more, filter) in [
+        ("", "--include encoder --exclude attention"),
+        ("--set model.sparsify=ffn-and-attention", "--include encoder"),
+        ("--method sr-ste", "--mask row --include encoder --exclude attention"),
+    ] {
+        let place = Place::trained(&format!("{BERT} {SAVED} {more}"));
+        let answer = place.answer("export run/checkpoints/step-00000008 sparse --sparse24");
+        let verify = format!("sparse24 verify sparse/model.safetensors {filter}\n");
+        assert!(answer.ends_with(&verify), "{answer}");
+        place.answer(verify.trim_end().strip_prefix("sparse24 ").unwrap());
+    }
+}
+
+/// A head comes back for the same task, and only for it.
+#[test]
+fn fine_tuned_models_are_exported_with_their_heads() {
+    for (model, class) in [(BERT, "Bert"), ("--set data.tokenizer=byte", "GPT2")] {
+        let place = Place::trained(model);
+        fs::create_dir(place.path("task")).unwrap();
+        for name in ["train.tsv", "dev.tsv"] {
+            let row = |i: usize| format!("s\t{}\t\tword {i}\n", i % 2);
+            place.write(&format!("task/{name}"), (0..16).map(row).collect::<String>());
+        }
+        let tune = "finetune --task cola --data task --epochs 1 --set optimizer.learning_rate=0.01";
+        place.answer(&format!("{tune} --init-from run --out tuned"));
+        place.answer("export tuned out");
+        let config = place.value("out/config.json");
+        assert_eq!(config["architectures"][0], format!("{class}ForSequenceClassification"));
+        place.answer("import out imported --task cola");
+        place.answer("export imported again");
+        assert!(tensors(&place, "out") == tensors(&place, "again"));
+        assert_eq!(place.read("out/config.json"), place.read("again/config.json"));
+        let [tuned, imported] = ["tuned", "imported --data task"]
+            .map(|run| place.json(&format!("eval {run} --json"))["scores"].clone());
+        assert_eq!(tuned, imported);
+        let not = "out: has a head for 2 classes, the task";
+        place.refuses("import out new --task mnli", 3, &format!("{not} mnli expects 3 classes"));
+        place.refuses("import out new --task sts-b", 3, &format!("{not} sts-b expects a number"));
+        let left = place.notes(&format!("{tune} --init-from out --out again-tuned"));
+        assert!(left.contains("left out "), "{left}");
+        place.edit("out/config.json", "\"0\": \"0\"", "\"0\": \"1\"");
+        let renamed = "out: its class 0 is \"1\", that of the task cola is \"0\"; order";
+        place.refuses("import out new --task cola", 3, renamed);
+        match class {
+            "Bert" => place.refuses("import out new", 3, "out: is fine-tuned*`import --task NAME`"),
+            _ => assert!(place.answer("import out new").contains("left out score, for which")),
+        }
+    }
+}
+
 #[test]
 fn a_sparse_checkpoint_of_a_run_that_ends_dense_is_exported_as_2_4() {
     let place = place();
@@ -198,7 +284,13 @@ fn impossible_exports_and_imports_are_refused() {
         ("export run text", 3, "text: *empty folder"),
         ("export run text/out", 4, "cannot create text*os error"),
         ("export gated out", 3, "gated: model.activation: *gated*gelu or gelu-erf"),
-        ("import llama new", 3, "llama/config.json: model_type is \"llama\"*\"gpt2\""),
+        ("import llama new", 3, "llama/config.json: model_type is \"llama\"*\"gpt2\" or \"bert\""),
+        ("import gpt2 new --task colla", 2, "--task: *colla*did you mean \"cola\""),
+        (
+            "import gpt2 new --task cola",
+            3,
+            "gpt2: has no head for one class or number*cola*2 classes",
+        ),
         ("import seven new", 3, "seven/config.json: *`7`, expected an object with model_type"),
         ("import nowhere new", 3, "nowhere: does not exist*config.json*model.safetensors"),
         ("import gpt2 run", 3, "run: *empty run directory*resume"),

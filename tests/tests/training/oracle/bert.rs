@@ -57,7 +57,7 @@ pub(super) fn loss(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> f64 {
     if let Some(head) = sequence_head(spec) {
         return head.loss(pass, &x, batch);
     }
-    let Masked { logits, targets, .. } = masked(pass, &x, batch);
+    let Masked { logits, targets, .. } = masked(pass, spec, &x, batch);
     layers::loss(pass.arithmetic, &logits, &targets, 0.0, 0.0).0
 }
 
@@ -91,13 +91,13 @@ fn forward(pass: &mut Pass<'_>, spec: &BertSpec, batch: &Batch) -> Forward {
     Forward { embedded, blocks, x }
 }
 
-fn masked(pass: &mut Pass<'_>, x: &Matrix, batch: &Batch) -> Masked {
+fn masked(pass: &mut Pass<'_>, spec: &BertSpec, x: &Matrix, batch: &Batch) -> Masked {
     let rows: Vec<usize> =
         (0..x.nrows()).filter(|&row| batch.targets[row] != HeadLoss::IGNORE).collect();
     let targets = rows.iter().map(|&row| batch.targets[row]).collect();
     let masked = x.select(ndarray::Axis(0), &rows);
     let z = pass.linear(TRANSFORM[0], &masked);
-    let h = layers::activate(pass.arithmetic, Activation::GeluErf, &z);
+    let h = layers::activate(pass.arithmetic, spec.activation, &z);
     let normed = pass.norm(TRANSFORM[1], &h, EPSILON);
     let logits = pass.logits(EMBEDDING[0], &normed.y);
     let bias = &pass.weights[BIAS];
@@ -164,13 +164,13 @@ fn masked_backward(
     scale: f64,
     gradients: &mut Tensors,
 ) -> (f64, Matrix, Matrix) {
-    let Masked { rows, targets, masked, z, normed, logits } = masked(pass, x, batch);
+    let Masked { rows, targets, masked, z, normed, logits } = masked(pass, spec, x, batch);
     let of_head = (&normed.y, &logits);
     let (sum, dy, dhead, dlogits) = pass.head_backward(EMBEDDING[0], of_head, &targets, scale);
     let dbias = pass.arithmetic.column_sums(&dlogits);
     pass.accumulate(gradients, BIAS, dbias);
     let dh = pass.norm_backward(TRANSFORM[1], &normed, &dy, gradients);
-    let dz = layers::activate_backward(pass.arithmetic, Activation::GeluErf, &z, &dh);
+    let dz = layers::activate_backward(pass.arithmetic, spec.activation, &z, &dh);
     let dmasked = pass.linear_backward(TRANSFORM[0], &masked, &dz, gradients);
     let mut dx = Matrix::zeros(x.dim());
     for (&row, dmasked) in rows.iter().zip(dmasked.rows()) {

@@ -1,0 +1,147 @@
+//! Models of transformers itself. `transformers.json` has, for each class, the names and shapes of
+//! the file that its `save_pretrained` writes, and the logits and losses that it computes in f32.
+//!
+//! Its weights are a formula: the tensors in order of their names are numbered t = 0, 1, ..., and
+//! element i of one has the value 0.3 sin(i + 100 t), a gain of a norm 1 more.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::*;
+use crate::config::preset;
+use sparse24_train::{
+    backend::op::HeadLoss,
+    nn::BatchShape,
+    objective::{Batch, DataError, Evaluation},
+    trainer::{Recipe, Trainer},
+};
+
+/// Tokens `[2, 8]`, of which the last two of the second sequence are padding.
+const TOKENS: [u32; 16] = [3, 1, 4, 1, 5, 9, 2, 6, 2, 7, 1, 8, 2, 8, 0, 0];
+const LENGTHS: [u32; 2] = [8, 6];
+const SHAPE: BatchShape = BatchShape { size: 2, sequence_length: 8 };
+
+/// Sums of at most 16 products of numbers below 10, in f32, through two blocks: some hundreds of
+/// roundings of relative size 2^-24 of numbers below 10.
+const BOUND: f32 = 1e-4;
+
+#[derive(Deserialize)]
+struct Class {
+    config: serde_json::Value,
+    /// Names and shapes, in order of names.
+    stored: BTreeMap<String, Vec<usize>>,
+    /// For each sequence, or for each of its tokens.
+    logits: Vec<Vec<f32>>,
+    /// The losses of the tokens of the first sequence, each alone; or of class 1.
+    losses: Vec<f32>,
+}
+
+fn classes() -> BTreeMap<String, Class> {
+    serde_json::from_str(include_str!("transformers.json")).unwrap()
+}
+
+/// A folder as `save_pretrained` writes it.
+fn saved(class: &Class) -> (TempDir, PathBuf) {
+    let stored: Vec<_> = class
+        .stored
+        .iter()
+        .zip(0..)
+        .map(|((name, shape), t)| {
+            let gain = if name.ends_with("weight") && shape.len() == 1 { 1.0 } else { 0.0 };
+            let value = |i: usize| (0.3 * (i as f64 + 100.0 * f64::from(t)).sin() + gain) as f32;
+            let values: Vec<_> = (0..shape.iter().product()).map(value).collect();
+            (name.as_str(), shape.as_slice(), values)
+        })
+        .collect();
+    let tensors: Vec<_> =
+        stored.iter().map(|(name, shape, values)| (*name, *shape, &**values)).collect();
+    let (directory, path) = foreign(&tensors);
+    fs::write(path.with_file_name(CONFIG), class.config.to_string()).unwrap();
+    (directory, path)
+}
+
+fn trainer(spec: &ModelSpec, weights: &[NamedTensor]) -> Trainer {
+    let config = preset::imported();
+    let recipe = config.recipe(spec.vocabulary()).unwrap();
+    let recipe = Recipe { model: spec.clone(), batch: SHAPE, ..recipe };
+    let backend = config.backend_entry().unwrap();
+    let mut trainer =
+        Trainer::new((backend.open)(config.backend.settings()).unwrap(), recipe).unwrap();
+    let named: Vec<_> = weights.iter().map(|w| (w.name.as_str(), w.values.as_slice())).collect();
+    trainer.start_from(&named).unwrap();
+    trainer
+}
+
+/// One batch, with a target at one place of each sequence.
+struct Targets(Vec<(usize, u32)>);
+
+impl Evaluation for Targets {
+    fn sequences(&self) -> usize {
+        SHAPE.size
+    }
+
+    fn fill(&self, _: usize, _: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
+        batch.clear();
+        batch.tokens.extend(TOKENS);
+        batch.targets.resize(TOKENS.len(), HeadLoss::IGNORE);
+        batch.segments.extend((0..TOKENS.len() as u32).map(|i| u32::from((4..8).contains(&i))));
+        batch.lengths.extend(LENGTHS);
+        for &(at, target) in &self.0 {
+            batch.targets[at] = target;
+        }
+        batch.counted = self.0.len();
+        Ok(())
+    }
+}
+
+/// `difference <= BOUND` for every number.
+fn close(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= BOUND, "{what}: {found}, expected {expected}");
+    }
+}
+
+#[test]
+fn models_have_the_names_and_outputs_of_transformers() {
+    let classes = classes();
+    assert_eq!(classes.len(), 4);
+    for (name, class) in &classes {
+        let (directory, _) = saved(class);
+        let FolderModel { spec, .. } = FolderModel::read(directory.path()).unwrap();
+        let format = format(&spec);
+        let wanted = shapes(&spec).unwrap();
+        let Imported { weights, dropped } = import(directory.path(), format, &wanted).unwrap();
+        assert!(dropped.is_empty() && format.classes.contains(&name.as_str()), "{name}");
+        let folder = directory.path().join("out");
+        export(&folder, &weights, describe(&spec), Dtype::F32, Values::Dense).unwrap();
+        let file = tensors::TensorFile::open(&folder.join(WEIGHTS)).unwrap();
+        let stored = file.entries.iter().map(|entry| (entry.name.clone(), entry.shape.clone()));
+        assert_eq!(stored.collect::<BTreeMap<_, _>>(), class.stored, "{name}");
+
+        let mut trainer = trainer(&spec, &weights);
+        let is_bert = matches!(spec, ModelSpec::Bert(_));
+        let flat: Vec<f32> = class.logits.iter().flatten().copied().collect();
+        match spec.prediction() {
+            Some(_) => {
+                let places = if is_bert { [0, 8] } else { [7, 13] };
+                let targets = Targets(places.map(|at| (at, 1)).to_vec());
+                let (metrics, outputs) = trainer.predict(&targets, SHAPE.size).unwrap();
+                close(name, &outputs, &flat);
+                close(name, &[metrics.loss() as f32], &[class.losses.iter().sum::<f32>() / 2.0]);
+            }
+            None if is_bert => {
+                let losses = (0..8).map(|at| {
+                    let targets = Targets(vec![(at, TOKENS[at])]);
+                    trainer.evaluate(&targets, SHAPE.size).unwrap().loss() as f32
+                });
+                close(name, &losses.collect::<Vec<_>>(), &class.losses);
+            }
+            None => {
+                let logits = (1..=8).map(|n| trainer.next_logits(&TOKENS[..n]).unwrap());
+                close(name, &logits.flatten().collect::<Vec<_>>(), &flat);
+            }
+        }
+    }
+}
