@@ -58,7 +58,10 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("dropout", layers::dropout),
     ("rows", layers::rows),
     ("copy_and_fill", update::copy_and_fill),
-    ("optimizer", update::optimizer),
+    ("optimizer", update::adamw),
+    ("adam", update::adam),
+    ("sgd", update::sgd),
+    ("lion", update::lion),
     ("distances", update::distances),
 ];
 

@@ -37,7 +37,8 @@ pub use head::{Head, HeadBuffers, Prediction};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
-    DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
+    DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters, Pruned, Role,
+    Sparsity,
 };
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
 pub use target_rows::TargetRows;

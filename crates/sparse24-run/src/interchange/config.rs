@@ -16,7 +16,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify},
-    nn::Bias,
+    nn::{Bias, Role},
 };
 
 /// Values of `activation_function` in Hugging Face's GPT-2; the first is the default.
@@ -73,11 +73,11 @@ struct Raw {
 /// # Errors
 /// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
 pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
-    let shape = |[rows, columns]: [usize; 2], decay: f32| {
-        if decay == 0.0 { vec![columns] } else { vec![rows, columns] }
+    let shape = |[rows, columns]: [usize; 2], role| {
+        if role == Role::Vector { vec![columns] } else { vec![rows, columns] }
     };
     let parameters = model.parameters()?.into_iter();
-    Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.weight_decay))).collect())
+    Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.role))).collect())
 }
 
 impl Gpt2Config {

@@ -159,8 +159,7 @@ impl RunData {
                 Box::new(Batches { windows, masked, sequence_length: shape.sequence_length })
             }
             Self::Task(examples) => {
-                let accumulation = recipe.gradient_accumulation_steps.get();
-                Box::new(TaskBatches::new(examples, seed, shape, accumulation))
+                Box::new(TaskBatches::new(examples, seed, shape, recipe.gradient_accumulation))
             }
         }
     }
@@ -174,7 +173,9 @@ impl RunData {
                 let windows = dataset.evaluation_windows(sequence_length, tokens);
                 Box::new(Batches { windows, masked: masked_lm(recipe), sequence_length })
             }
-            Self::Task(examples) => Box::new(TaskBatches::new(examples, 0, recipe.batch, 1)),
+            Self::Task(examples) => {
+                Box::new(TaskBatches::new(examples, 0, recipe.batch, recipe.gradient_accumulation))
+            }
         }
     }
 

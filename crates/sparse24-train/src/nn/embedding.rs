@@ -5,7 +5,7 @@ use sparse24_core::op::Accumulate;
 use super::{
     Pass,
     builder::Builder,
-    parameter::{Handle, ParameterSpec},
+    parameter::{Handle, ParameterSpec, Role},
 };
 use crate::{
     Error,
@@ -41,7 +41,8 @@ impl Embedding {
         deviation: f32,
     ) -> Result<Self, Error> {
         let mut table = |(name, rows): (&str, usize)| {
-            builder.parameter(ParameterSpec::matrix(name, [rows, d_model], deviation))
+            let matrix = ParameterSpec::matrix(name, [rows, d_model], deviation);
+            builder.parameter(ParameterSpec { role: Role::Embedding, ..matrix })
         };
         Ok(Self { tokens: table(tokens)?, positions: positions.map(table).transpose()? })
     }
