@@ -4,7 +4,7 @@
 //! Nothing here comes from the crates under test, apart from plain descriptions (shapes,
 //! hyperparameters) and the Philox block function, whose known answers core checks.
 
-pub use sparse24_conformance::oracle::{adamw, arithmetic, layers};
+pub use sparse24_conformance::oracle::{arithmetic, layers, optimizer};
 
 /// The two columns that each of the six patterns keeps, lexicographic.
 pub const PAIRS: [[usize; 2]; 6] = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];

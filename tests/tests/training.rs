@@ -9,6 +9,7 @@ mod training {
     mod fixture;
     mod layers;
     mod methods;
+    mod optimizers;
     mod oracle;
     mod repeat;
     mod semantics;

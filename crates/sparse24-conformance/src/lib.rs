@@ -60,7 +60,10 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("rows", layers::rows),
     ("scale", layers::scale),
     ("copy_and_fill", update::copy_and_fill),
-    ("optimizer", update::optimizer),
+    ("optimizer", update::adamw),
+    ("adam", update::adam),
+    ("sgd", update::sgd),
+    ("lion", update::lion),
     ("distances", update::distances),
 ];
 

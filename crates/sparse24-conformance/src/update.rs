@@ -3,7 +3,7 @@
 use sparse24_core::{
     Mask, MaskKind,
     flip::flip_count,
-    op::{AdamW, MaskedDecay, NonFinite},
+    op::{Adam, MaskedDecay, NonFinite, Optimizer, UpdateRule},
     search::mask_search,
 };
 use sparse24_train::backend::{
@@ -13,8 +13,8 @@ use sparse24_train::backend::{
 
 use super::{Bench, Draw, Matrix, Output, Values, must};
 use crate::oracle::{
-    adamw,
     arithmetic::{Arithmetic, UNIT},
+    optimizer::Step,
 };
 
 /// Every number to the bit, in f32 and as an activation.
@@ -46,12 +46,26 @@ pub(super) fn copy_and_fill(bench: &mut Bench<'_>, draw: &Draw) {
     }
 }
 
-/// Without and with a frozen second moment, and each without and with clipping.
-static RULES: [[AdamW; 2]; 2] = {
-    const RULE: AdamW = AdamW { beta1: 0.875, beta2: 0.9375, epsilon: 1e-3, clip: f32::INFINITY };
-    const FROZEN: AdamW = AdamW { beta2: 1.0, ..RULE };
-    [[RULE, AdamW { clip: 0.5, ..RULE }], [FROZEN, AdamW { clip: 0.5, ..FROZEN }]]
-};
+/// An optimizer and its variant, each without and with clipping.
+type Rules = [[Optimizer; 2]; 2];
+
+const fn rules(rule: UpdateRule, variant: UpdateRule) -> Rules {
+    const fn clipped(rule: UpdateRule) -> [Optimizer; 2] {
+        [Optimizer { rule, clip: f32::INFINITY }, Optimizer { rule, clip: 0.5 }]
+    }
+    [clipped(rule), clipped(variant)]
+}
+
+const ADAM: Adam = Adam { beta1: 0.875, beta2: 0.9375, epsilon: 1e-3 };
+/// A frozen second moment.
+const FROZEN: Adam = Adam { beta2: 1.0, ..ADAM };
+static ADAMW: Rules = rules(UpdateRule::AdamW(ADAM), UpdateRule::AdamW(FROZEN));
+static L2: Rules = rules(UpdateRule::Adam(ADAM), UpdateRule::Adam(FROZEN));
+static SGD: Rules = rules(UpdateRule::Sgd { momentum: 0.875 }, UpdateRule::Sgd { momentum: 0.0 });
+static LION: Rules = rules(
+    UpdateRule::Lion { beta1: 0.875, beta2: 0.9375 },
+    UpdateRule::Lion { beta1: 0.9375, beta2: 0.875 },
+);
 
 /// One row of the optimizer's table.
 struct Row {
@@ -62,12 +76,34 @@ struct Row {
     mask: Option<Mask>,
 }
 
-/// The norm of all gradients, and AdamW with masked decay on pruned, dense and vector parameters;
+/// AdamW, see [`optimizer`].
+pub(super) fn adamw(bench: &mut Bench<'_>, draw: &Draw) {
+    optimizer(bench, draw, &ADAMW);
+}
+
+/// Adam with L2 regularization, see [`optimizer`].
+pub(super) fn adam(bench: &mut Bench<'_>, draw: &Draw) {
+    optimizer(bench, draw, &L2);
+}
+
+/// SGD with momentum, see [`optimizer`].
+pub(super) fn sgd(bench: &mut Bench<'_>, draw: &Draw) {
+    optimizer(bench, draw, &SGD);
+}
+
+/// Lion, see [`optimizer`].
+pub(super) fn lion(bench: &mut Bench<'_>, draw: &Draw) {
+    optimizer(bench, draw, &LION);
+}
+
+/// The norm of all gradients, and a step with masked decay on pruned, dense and vector parameters;
 /// nothing where a gradient is not finite.
-pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
+fn optimizer(bench: &mut Bench<'_>, draw: &Draw, rules: &'static Rules) {
     bench.tame();
     let [_, q, r, n] = draw.sizes;
-    let [clips, freezes, on_gradients, on_weights] = draw.options;
+    let [clips, varies, on_gradients, on_weights] = draw.options;
+    let optimizer = &rules[usize::from(varies)][usize::from(clips)];
+    let has_v = optimizer.rule.adam().is_some();
     let [q, r] = [q, r].map(|size| bench.columns(size.next_multiple_of(4)));
     let (mut rows, mut entries, mut outputs) = (Vec::new(), Vec::new(), Vec::<Output>::new());
     for (shape, masked, weight_decay) in
@@ -84,11 +120,13 @@ pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
             bench.backend.upload_mask(id, &mask).expect("one shape");
             (id, mask)
         });
-        let regions = [("w", Region::Parameters), ("m", Region::Moments), ("v", Region::Moments)];
-        let [weight, first_moment, second_moment] = [0, 1, 2].map(|at| {
-            outputs.push(bench.unguarded(regions[at].0, before[at].clone(), regions[at].1));
+        let mut output = |name, region, at: usize| {
+            outputs.push(bench.unguarded(name, before[at].clone(), region));
             outputs[outputs.len() - 1].tensor
-        });
+        };
+        let (weight, first_moment) =
+            (output("w", Region::Parameters, 0), output("m", Region::Moments, 1));
+        let second_moment = has_v.then(|| output("v", Region::Moments, 2));
         let (gradient, host) = bench.given(gradient, DType::F32, Region::Gradients);
         let id: Option<MaskId> = mask.as_ref().map(|(id, _)| *id);
         entries.push(OptimizerEntry {
@@ -102,14 +140,13 @@ pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
         rows.push(Row { gradient: host, before, weight_decay, mask: mask.map(|(_, mask)| mask) });
     }
     let table = must(bench.backend.alloc_table(&entries));
-    let rule = &RULES[usize::from(freezes)][usize::from(clips)];
     let decay = match (on_gradients, on_weights) {
         (true, _) => MaskedDecay::OnGradients(0.25),
         (_, true) => MaskedDecay::OnWeights(0.25),
         _ => MaskedDecay::None,
     };
-    let ops = [Op::from(GradNorm { table }), OptimizerStep { table, rule, decay }.into()];
-    if !bench.check(&outputs, &ops, |a| updated(a, &rows, rule, decay)) {
+    let ops = [Op::from(GradNorm { table }), OptimizerStep { table, optimizer, decay }.into()];
+    if !bench.check(&outputs, &ops, |a| updated(a, &rows, optimizer, decay)) {
         return;
     }
     let losses = bench.alloc([1, 1], DType::F32, Region::Activations);
@@ -127,7 +164,7 @@ pub(super) fn optimizer(bench: &mut Bench<'_>, draw: &Draw) {
         let mut values = rows[at].gradient.clone();
         values[[0, 0]] = poison;
         bench.upload(gradient, if expected == NonFinite::Norm { &overflow } else { &values });
-        let unchanged: Vec<_> = rows.iter().flat_map(|row| row.before.clone()).collect();
+        let unchanged: Vec<_> = rows.iter().flat_map(|row| kept(optimizer, &row.before)).collect();
         let found = bench.execute("a step that is not finite", &outputs, |b| b.sequence(&ops));
         assert!(
             super::same_bits(&found.expect("shapes fit"), &unchanged),
@@ -145,10 +182,20 @@ fn norm(rows: &[Row]) -> f64 {
     rows.iter().flat_map(|row| row.gradient.iter()).map(|g| g * g).sum::<f64>().sqrt()
 }
 
-/// w, m and v of every row after the step.
-fn updated(a: &mut Arithmetic, rows: &[Row], rule: &AdamW, decay: MaskedDecay) -> Vec<Matrix> {
+/// w, m and, where the rule has it, v.
+fn kept(optimizer: &Optimizer, state: &[Matrix; 3]) -> Vec<Matrix> {
+    state[..if optimizer.rule.adam().is_some() { 3 } else { 2 }].to_vec()
+}
+
+/// The state of every row after the step.
+fn updated(
+    a: &mut Arithmetic,
+    rows: &[Row],
+    optimizer: &Optimizer,
+    decay: MaskedDecay,
+) -> Vec<Matrix> {
     let [rate, first, second] = [0.03125_f32, 0.4, 0.2].map(f64::from);
-    let step = adamw::Step { rule: *rule, decay, rate, corrections: [first, second] };
+    let step = Step { optimizer: *optimizer, decay, rate, corrections: [first, second] };
     let norm = norm(rows);
     let norm = a.rounded(norm, 1.0, norm);
     let mut all: Vec<_> = rows.iter().map(|row| row.before.clone()).collect();
@@ -158,7 +205,7 @@ fn updated(a: &mut Arithmetic, rows: &[Row], rule: &AdamW, decay: MaskedDecay) -
         (state.each_mut(), &row.gradient, row.weight_decay.into(), pruned)
     });
     step.apply(a, norm, parameters);
-    all.into_iter().flatten().collect()
+    all.iter().flat_map(|state| kept(optimizer, state)).collect()
 }
 
 /// Flips of two masks; the L1 distance of two tensors.

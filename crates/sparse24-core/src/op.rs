@@ -83,30 +83,82 @@ pub enum Accumulate {
     Add,
 }
 
-/// The hyperparameters of AdamW with global-norm clipping (Loshchilov and Hutter, "Decoupled weight
-/// decay regularization", ICLR 2019).
-///
-/// With g clipped and masked decay added,
+/// An optimizer with global-norm clipping.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Optimizer {
+    /// How a gradient changes a weight.
+    pub rule: UpdateRule,
+    /// Largest gradient norm: gradients are scaled by `min(1, clip / (norm + 1e-6))`. Infinity
+    /// never clips.
+    pub clip: f32,
+}
+
+/// How a gradient g, clipped and with masked decay added, changes a weight w. A rule with coupled
+/// weight decay adds `weight_decay w` to g; one with decoupled weight decay subtracts
+/// `lr weight_decay w` from w.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum UpdateRule {
+    /// [`Adam`] with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay
+    /// regularization", ICLR 2019).
+    AdamW(Adam),
+    /// [`Adam`] with coupled weight decay, L2 regularization.
+    Adam(Adam),
+    /// Stochastic gradient descent with momentum and coupled weight decay, as in PyTorch, without
+    /// dampening and without Nesterov's variant: `m = momentum m + g`, `w = w - lr m`.
+    Sgd {
+        /// Decay rate of the sum of gradients, in `[0, 1)`.
+        momentum: f32,
+    },
+    /// Lion with decoupled weight decay (Chen et al., "Symbolic discovery of optimization
+    /// algorithms", NeurIPS 2023, arXiv 2302.06675): `w = w - lr sign(beta1 m + (1 - beta1) g)`,
+    /// then `m = beta2 m + (1 - beta2) g`. The sign of 0 is 0.
+    Lion {
+        /// The share of m in the step, in `[0, 1)`.
+        beta1: f32,
+        /// Decay rate of m, in `[0, 1)`.
+        beta2: f32,
+    },
+}
+
+/// The hyperparameters of Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR
+/// 2015).
 ///
 /// ```text
 /// m = beta1 m + (1 - beta1) g
 /// v = beta2 v + (1 - beta2) g^2
-/// w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay w)
+/// w = w - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamW {
+pub struct Adam {
     /// Decay rate of the first moment, in `[0, 1)`.
     pub beta1: f32,
     /// Decay rate of the second moment, in `[0, 1)`; 1 freezes one that is not zero.
     pub beta2: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Largest gradient norm: gradients are scaled by `min(1, clip / (norm + 1e-6))`. Infinity
-    /// never clips.
-    pub clip: f32,
 }
 
-impl AdamW {
+impl UpdateRule {
+    /// The hyperparameters of a rule that keeps a second moment.
+    #[must_use]
+    pub const fn adam(&self) -> Option<Adam> {
+        match *self {
+            Self::AdamW(adam) | Self::Adam(adam) => Some(adam),
+            Self::Sgd { .. } | Self::Lion { .. } => None,
+        }
+    }
+
+    /// A factor of weight decay as the term of w in the gradient, and as the one beside the step.
+    #[must_use]
+    pub const fn placed(&self, weight_decay: f32) -> [f32; 2] {
+        match self {
+            Self::AdamW(_) | Self::Lion { .. } => [0.0, weight_decay],
+            Self::Adam(_) | Self::Sgd { .. } => [weight_decay, 0.0],
+        }
+    }
+}
+
+impl Optimizer {
     /// The factor that clips gradients of this norm.
     #[must_use]
     pub fn gradient_scale(&self, norm: f32) -> f32 {
@@ -122,8 +174,20 @@ pub enum MaskedDecay {
     /// `g + lambda (1 - mask) w`, after clipping and before the moments, so Adam normalises it (the
     /// paper's equation 10).
     OnGradients(f32),
-    /// `w - lr lambda (1 - mask) w`, beside Adam's step.
+    /// `w - lr lambda (1 - mask) w`, beside the optimizer's step.
     OnWeights(f32),
+}
+
+impl MaskedDecay {
+    /// lambda as the term of a pruned w in the gradient, and as the one beside the step.
+    #[must_use]
+    pub const fn placed(self) -> [f32; 2] {
+        match self {
+            Self::None => [0.0, 0.0],
+            Self::OnGradients(lambda) => [lambda, 0.0],
+            Self::OnWeights(lambda) => [0.0, lambda],
+        }
+    }
 }
 
 /// The numbers that change from step to step. On a device they live in device memory, so a captured

@@ -7,7 +7,6 @@
 #![deny(unsafe_code)]
 
 pub mod activation;
-pub mod adamw;
 pub mod attention;
 pub mod bias;
 mod check;
@@ -21,6 +20,7 @@ pub mod loss;
 pub mod math;
 pub mod mvue;
 pub mod norm;
+pub mod optimizer;
 pub mod permute;
 mod product;
 pub mod prune;

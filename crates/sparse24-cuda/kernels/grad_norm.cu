@@ -5,7 +5,7 @@
 //      tensor with a gradient that is not finite
 // pre  g 16-byte aligned; norm_of_sums: one block of 1024 threads; outputs alias nothing
 // acc  f64, squares exact, fixed order: bitwise repeatable; no finite gradient overflows
-// ref  sparse24_cpu::adamw::squared_norm, within the bounds of the conformance suite
+// ref  sparse24_cpu::optimizer::squared_norm, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "parameters.cuh"
 

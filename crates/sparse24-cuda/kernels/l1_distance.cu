@@ -3,7 +3,7 @@
 // out  sums f64 [blocks], overwritten
 // pre  one block of 256 threads for each sum; outputs alias nothing
 // acc  f64, differences exact to 2^-53, fixed order: bitwise repeatable
-// ref  sparse24_cpu::adamw::l1_distance, within the bounds of the conformance suite
+// ref  sparse24_cpu::optimizer::l1_distance, within the bounds of the conformance suite
 #include "pdl.cuh"
 #include "scalar.cuh"
 

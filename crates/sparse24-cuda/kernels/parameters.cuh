@@ -1,9 +1,9 @@
-// The table of tensors that the optimizer updates. Mirrors sparse24_cuda::adamw.
+// The table of tensors that the optimizer updates. Mirrors sparse24_cuda::optimizer.
 #pragma once
 #include "health.cuh"
 #include "scalar.cuh"
 
-// One tensor. Pointers are 16-byte aligned; tiles and shadow may be null.
+// One tensor. Pointers are 16-byte aligned; v, tiles and shadow may be null.
 struct Parameter {
     float* w;
     const float* g;

@@ -43,7 +43,7 @@ pub enum Kind {
     Activation,
     /// Cross-entropy.
     Loss,
-    /// Gradient norm and AdamW.
+    /// Gradient norm and optimizer step.
     Optimizer,
     /// Gradients of biases.
     Bias,
@@ -166,7 +166,6 @@ pub const SOURCES: &[Source] = sources! {
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
     ], ALL, On;
     "add" Norm: ["add"], ALL, Off;
-    "adamw" Optimizer: ["adamw_step"], ALL, Off;
     "attention_backward" Attention: [
         "attention_backward_64_queries", "attention_backward_64_keys",
         "attention_backward_128_queries", "attention_backward_128_keys",
@@ -209,6 +208,7 @@ pub const SOURCES: &[Source] = sources! {
         "norm_backward_4_overwrite", "norm_backward_8_overwrite", "norm_backward_16_overwrite",
         "norm_parameters",
     ], ALL, On;
+    "optimizer" Optimizer: ["adamw_step", "adam_step", "sgd_step", "lion_step"], ALL, Off;
     "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "scale" Embedding: ["scale", "scale_grad"], ALL, Off;

@@ -9,7 +9,6 @@
 //! queued in order and return at once; only downloads and [`Device::synchronize`] wait.
 
 pub mod activation;
-pub mod adamw;
 pub mod add;
 mod architecture;
 pub mod attention;
@@ -37,6 +36,7 @@ pub mod loss;
 mod matrix;
 pub mod mvue;
 pub mod norm;
+pub mod optimizer;
 pub mod permute;
 mod plan;
 pub mod profile;

@@ -22,7 +22,7 @@ pub(crate) use folder::{
     Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
 };
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
-pub(crate) use run_result::{builds, tokens_per_step};
+pub(crate) use run_result::{builds, tokens_of};
 
 use sparse24_run::{
     Error, checkpoint,

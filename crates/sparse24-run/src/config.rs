@@ -20,7 +20,7 @@ use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
     model::{ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2},
-    nn::Bias,
+    nn::{Bias, NoWeightDecay},
     schedule::Decay,
 };
 
@@ -52,7 +52,7 @@ pub struct Config {
     pub model: ModelConfig,
     /// The training method.
     pub method: MethodConfig,
-    /// AdamW and the learning rate.
+    /// The optimizer and the learning rate.
     pub optimizer: OptimizerConfig,
     /// Sequences per step.
     pub batch: BatchConfig,
@@ -146,10 +146,13 @@ impl ModelKind {
     }
 }
 
-/// AdamW and the learning rate: linear warm-up, then decay.
+/// The optimizer and the learning rate: linear warm-up, then decay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
+    /// How gradients change weights; decides which of the other keys have an effect.
+    #[serde(default)]
+    pub name: OptimizerName,
     /// Peak learning rate.
     pub learning_rate: f32,
     /// Learning rate at the end of the decay.
@@ -159,21 +162,53 @@ pub struct OptimizerConfig {
     pub schedule: Decay,
     /// Steps of linear warm-up.
     pub warmup_steps: u32,
+    /// Learning rate of the first step of the warm-up; 0 is a share of the peak.
+    #[serde(default)]
+    pub warmup_learning_rate: f32,
     /// Last step of the decay; 0 is the last step.
     pub decay_steps: u32,
     /// Steps of decay of `wsd`; 0 is a tenth of those before the decay ends.
     #[serde(default)]
     pub cooldown_steps: u32,
-    /// Decay rate of the mean of gradients, in [0, 1).
+    /// Decay rate of the sum of gradients of `sgd`, in [0, 1).
+    #[serde(default = "OptimizerConfig::momentum")]
+    pub momentum: f32,
+    /// Decay rate of the mean of gradients, in [0, 1); of `lion`, its share in the step.
     pub beta1: f32,
-    /// Decay rate of the mean of squared gradients, in [0, 1).
+    /// Decay rate of the mean of squared gradients, in [0, 1); of `lion`, that of the mean of
+    /// gradients.
     pub beta2: f32,
     /// Added to the root of the second moment; above 0.
     pub epsilon: f32,
-    /// Decoupled weight decay of matrices.
+    /// Weight decay.
     pub weight_decay: f32,
+    /// Parameters that weight decay leaves out.
+    #[serde(default)]
+    pub no_weight_decay: NoWeightDecay,
     /// Largest gradient norm; 0 disables clipping.
     pub max_grad_norm: f32,
+}
+
+impl OptimizerConfig {
+    /// PyTorch's documentation has no default; its examples have this one.
+    const fn momentum() -> f32 {
+        0.9
+    }
+}
+
+/// An optimizer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// Adam with decoupled weight decay.
+    #[default]
+    AdamW,
+    /// Adam with L2 regularization.
+    Adam,
+    /// Stochastic gradient descent with momentum and L2 regularization.
+    Sgd,
+    /// Lion, with decoupled weight decay.
+    Lion,
 }
 
 /// Sequences per step.
@@ -182,8 +217,12 @@ pub struct OptimizerConfig {
 pub struct BatchConfig {
     /// Sequences per micro-batch.
     pub size: usize,
-    /// Micro-batches per optimizer step.
+    /// Micro-batches per optimizer step, or of the first step.
     pub gradient_accumulation_steps: u32,
+    /// Micro-batches per optimizer step at the end of the run, to which they grow linearly; 0 is as
+    /// many as at its start.
+    #[serde(default)]
+    pub final_gradient_accumulation_steps: u32,
 }
 
 /// The corpus.
@@ -302,12 +341,17 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 14] = [
+pub(crate) const UNSET: [(&str, &str); 19] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.max_length", "0"),
     ("task.stride", "0"),
+    ("optimizer.name", "\"adamw\""),
     ("optimizer.schedule", "\"cosine\""),
+    ("optimizer.warmup_learning_rate", "0.0"),
+    ("optimizer.momentum", "0.9"),
+    ("optimizer.no_weight_decay", "\"vectors\""),
+    ("batch.final_gradient_accumulation_steps", "0"),
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),

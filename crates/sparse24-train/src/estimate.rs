@@ -32,10 +32,10 @@ pub struct Estimate {
     /// Bytes of the device's context and of library workspaces, which are not part of
     /// [`Estimate::device_bytes`].
     pub overhead_bytes: u64,
-    /// Tokens of one optimizer step.
+    /// Tokens of one optimizer step, the mean over the run rounded down.
     pub tokens_per_step: u64,
-    /// Floating-point operations of the products of one optimizer step, a multiply-add counted as
-    /// two, as if all were dense.
+    /// Floating-point operations of the products of one optimizer step, the mean over the run; a
+    /// multiply-add counted as two, as if all were dense.
     pub flops_per_step: f64,
     /// The share of them with a 2:4 operand in a sparse phase, on a device that has such products.
     pub sparse_share: f64,
@@ -79,7 +79,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     allocated.model.train(&mut pass)?;
     let (table, decay) = (allocated.sparse_table, recipe.method.decay);
     pass.run(GradNorm { table })?;
-    pass.run(OptimizerStep { table, rule: &recipe.optimizer, decay })?;
+    pass.run(OptimizerStep { table, optimizer: &recipe.optimizer, decay })?;
 
     let elements = |count: usize| count as u64;
     let parameters = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
@@ -92,7 +92,8 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         1 => sparsifiable / 8,
         _ => sparsifiable / 4 + 4 * rows,
     };
-    let micro_steps = f64::from(recipe.gradient_accumulation_steps.get());
+    let micro_steps = recipe.gradient_accumulation.before(recipe.steps.saturating_add(1)) as f64;
+    let floats = if recipe.optimizer.rule.adam().is_some() { 3 } else { 2 };
     Ok(Estimate {
         parameters,
         sparsifiable,
@@ -104,8 +105,8 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         scratch_bytes: counter.bytes(Region::Scratch),
         overhead_bytes: (backend.footprint)().overhead(),
         tokens_per_step: recipe.tokens_per_step(),
-        flops_per_step: micro_steps * counter.flops,
+        flops_per_step: micro_steps * counter.flops / f64::from(recipe.steps),
         sparse_share: sparse_flops / counter.flops,
-        checkpoint_bytes: parameters.saturating_mul(12).saturating_add(masks),
+        checkpoint_bytes: parameters.saturating_mul(4 * floats).saturating_add(masks),
     })
 }

@@ -145,6 +145,12 @@ impl Phase {
         wgrad: GradientOperand::Dense,
     };
 
+    /// Whether it watches Adam's variance.
+    #[must_use]
+    pub fn watches(&self) -> bool {
+        matches!(self.until, Until::VarianceSettled { .. })
+    }
+
     /// Kind of the forward's mask, if it is pruned.
     #[must_use]
     pub fn mask(&self) -> Option<MaskKind> {
@@ -245,7 +251,7 @@ impl Method {
     /// Whether any phase watches Adam's variance.
     #[must_use]
     pub fn watches_variance(&self) -> bool {
-        self.phases.iter().any(|phase| matches!(phase.until, Until::VarianceSettled { .. }))
+        self.phases.iter().any(Phase::watches)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     method::Method,
     nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity},
     objective::Batch,
+    optim::UpdateRule,
 };
 
 pub mod bert;
@@ -185,7 +186,8 @@ impl ModelSpec {
     pub fn parameters(&self) -> Result<Vec<ParameterSpec>, Error> {
         let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
         let shape = BatchShape { size: 1, sequence_length: 1 };
-        let mut builder = Builder::new(&mut backend, &method, shape);
+        let rule = UpdateRule::Sgd { momentum: 0.0 };
+        let mut builder = Builder::new(&mut backend, &method, &rule, shape);
         self.build(&mut builder, ActivationCheckpointing::None)?;
         let parameters = builder.into_parameters();
         Ok(parameters.iter().map(|parameter| parameter.spec.clone()).collect())

@@ -39,7 +39,8 @@ pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
-    ConstantValue, DecayTable, Handle, Init, Parameter, ParameterSpec, Parameters, Pruned, Sparsity,
+    ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,
+    Pruned, Role, Sparsity,
 };
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
 pub use sinusoids::ScaledSinusoids;

@@ -2,19 +2,16 @@
 //! model, with any method.
 //!
 //! ```text
-//! step t:  micro-batches (forward, backward) -> gradient norm -> AdamW with masked decay -> w_t
+//! step t:  micro-batches (forward, backward) -> gradient norm -> update with masked decay -> w_t
 //!          then: a phase that watches Adam's variance may end; in a sparse phase, masks are
 //!          searched again when a refresh is due, and S(w_t) is rebuilt once
 //! ```
 //!
 //! The state after step t is a function of (seed, recipe, data) alone.
 
-use std::{
-    num::NonZeroU32,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use sparse24_core::{
@@ -29,12 +26,12 @@ use crate::{
         Backend, Capabilities, DType, GraphId, MaskId, Plans, Region, TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
-    method::{Method, Phase, PhaseKind, Until},
+    method::{Method, Phase, PhaseKind},
     model::{ActivationCheckpointing, Model, ModelSpec},
-    nn::{BatchShape, Builder, DecayTable, Parameters, Pass},
+    nn::{BatchShape, Builder, DecayTable, NoWeightDecay, Parameters, Pass},
     objective::{Batch, Evaluation, Metrics, Objective},
-    optim::AdamW,
-    schedule::Schedule,
+    optim::{AdamVariant, Optimizer},
+    schedule::{GradientAccumulation, Schedule},
 };
 
 use self::{
@@ -65,13 +62,15 @@ pub struct Recipe {
     /// The activations that the backward pass computes again.
     pub checkpointing: ActivationCheckpointing,
     /// Micro-batches per optimizer step.
-    pub gradient_accumulation_steps: NonZeroU32,
+    pub gradient_accumulation: GradientAccumulation,
     /// Probability of dropout, in `[0, 1)`.
     pub dropout: f32,
     /// The optimizer.
-    pub optimizer: AdamW,
-    /// Decoupled weight decay of matrices.
+    pub optimizer: Optimizer,
+    /// Weight decay, decoupled from the gradient or not as the optimizer has it.
     pub weight_decay: f32,
+    /// The parameters that it leaves out.
+    pub no_weight_decay: NoWeightDecay,
     /// The learning rate.
     pub schedule: Schedule,
     /// Seed for all random draws.
@@ -79,10 +78,29 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Tokens of one optimizer step.
+    /// Tokens of optimizer step t.
+    #[must_use]
+    pub fn tokens_of(&self, step: u32) -> u64 {
+        self.batch.tokens() as u64 * u64::from(self.gradient_accumulation.of(step))
+    }
+
+    /// Tokens before optimizer step t.
+    #[must_use]
+    pub fn tokens_before(&self, step: u32) -> u64 {
+        self.batch.tokens() as u64 * self.gradient_accumulation.before(step)
+    }
+
+    /// Tokens of one optimizer step, the mean over the run rounded down.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        self.batch.tokens() as u64 * u64::from(self.gradient_accumulation_steps.get())
+        self.tokens_before(self.steps.saturating_add(1)) / u64::from(self.steps)
+    }
+
+    /// The learning rate of optimizer step t.
+    #[must_use]
+    pub fn learning_rate(&self, step: u32) -> f32 {
+        let before = |step: u32| self.gradient_accumulation.before(step.saturating_add(1)) as f64;
+        self.schedule.learning_rate(step, (before(step) - 1.0) / before(self.steps))
     }
 
     /// A pass over a micro-batch, with gradients overwritten.
@@ -106,6 +124,13 @@ impl Recipe {
             return refuse("model.dropout", problem);
         }
         self.method.check(self.steps)?;
+        let uses_variance =
+            |phase: &Phase| phase.optimizer == AdamVariant::FrozenVariance || phase.watches();
+        if self.optimizer.rule.adam().is_none() && self.method.phases.iter().any(uses_variance) {
+            let problem = "expected \"adamw\" or \"adam\" for phases that watch or freeze Adam's \
+                variance";
+            return refuse("optimizer.name", problem.to_owned());
+        }
         let requirements = self.model.requirements(self.batch, self.dropout);
         requirements.iter().try_for_each(|requirement| capabilities.check(requirement))
     }
@@ -168,10 +193,11 @@ pub(crate) struct Allocated {
 
 impl Allocated {
     pub(crate) fn new(backend: &mut dyn Backend, recipe: &Recipe) -> Result<Self, Error> {
-        let mut builder = Builder::new(backend, &recipe.method, recipe.batch);
+        let mut builder =
+            Builder::new(backend, &recipe.method, &recipe.optimizer.rule, recipe.batch);
         let model = recipe.model.build(&mut builder, recipe.checkpointing)?;
         let parameters = builder.into_parameters();
-        let losses = [recipe.gradient_accumulation_steps.get() as usize, 1];
+        let losses = [recipe.gradient_accumulation.last.get() as usize, 1];
         let losses = backend.alloc("losses", losses, DType::F32, Region::Activations)?;
         let mut flip_masks = Vec::new();
         for parameter in parameters.sparsifiable() {
@@ -179,8 +205,11 @@ impl Allocated {
             flip_masks.push([backend.alloc_mask(shape)?, backend.alloc_mask(shape)?]);
         }
         let variances = Variances::new(backend, &parameters, &recipe.method)?;
-        let mut table =
-            |masks| backend.alloc_table(&parameters.optimizer_table(recipe.weight_decay, masks));
+        let Recipe { weight_decay, no_weight_decay, .. } = *recipe;
+        let mut table = |masks| {
+            let rows = parameters.optimizer_table(weight_decay, no_weight_decay, masks);
+            backend.alloc_table(&rows)
+        };
         let (sparse_table, dense_table) = (table(DecayTable::Masked)?, table(DecayTable::Dense)?);
         Ok(Self { model, parameters, losses, flip_masks, variances, sparse_table, dense_table })
     }
@@ -311,10 +340,10 @@ impl Trainer {
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
-        let micro_steps = self.recipe.gradient_accumulation_steps.get();
-        let (rule, bias_corrections) = self.update_rule(index, step);
+        let micro_steps = self.recipe.gradient_accumulation.of(step);
+        let (optimizer, bias_corrections) = self.optimizer(index, step);
         let state = StepState {
-            learning_rate: self.recipe.schedule.learning_rate(step),
+            learning_rate: self.recipe.learning_rate(step),
             bias_corrections,
             ..self.step_state(step)
         };
@@ -345,16 +374,17 @@ impl Trainer {
             PhaseKind::Dense => allocated.dense_table,
         };
         let decay = self.recipe.method.decay;
-        let watched = matches!(phase.until, Until::VarianceSettled { .. });
+        let watched = phase.watches();
         if watched {
             variances.keep(&mut **backend, parameters)?;
         }
         backend.reduce(table)?;
         backend.graph(Part::Update.of_phase(index), &mut |backend| {
             backend.run(GradNorm { table })?;
-            backend.run(OptimizerStep { table, rule: &rule, decay })
+            backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
         })?;
-        let report = backend.start_report(allocated.losses)?(&mut **backend)?;
+        let losses = allocated.losses.first_rows(micro_steps as usize);
+        let report = backend.start_report(losses)?(&mut **backend)?;
         if let Some(culprit) = report.non_finite {
             return Err(Error::NonFinite { step, what: self.divergence(objective, culprit)? });
         }
@@ -500,7 +530,7 @@ impl Trainer {
         objective.fill(state.step, state.micro_step, batch)?;
         batch.check(recipe.batch)?;
         let targets =
-            batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation_steps.get());
+            batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation.of(state.step));
         backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
         model.upload(&mut **backend, batch)
     }

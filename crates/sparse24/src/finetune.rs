@@ -179,13 +179,16 @@ pub(crate) fn configured(
     given.extend(usual.iter().map(|&setting| setting.to_owned()));
     let always = [
         "method.name=\"dense\"",
+        "optimizer.name=\"adamw\"",
         "optimizer.schedule=\"cosine\"",
         "optimizer.min_learning_rate=0.0",
+        "optimizer.warmup_learning_rate=0.0",
         "optimizer.cooldown_steps=0",
         "optimizer.decay_steps=0",
         "optimizer.weight_decay=0.0",
         "optimizer.max_grad_norm=0.0",
         "batch.gradient_accumulation_steps=1",
+        "batch.final_gradient_accumulation_steps=0",
         "run.flip_every=0",
     ];
     given.extend(always.map(str::to_owned));

@@ -2,13 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use sparse24_core::op::{Optimizer, UpdateRule};
 use sparse24_train::{
     Error,
     backend::{
         Backend, DType, MaskId, Op, Region, Tensor,
         op::{
             AttentionBackward, CompressWeight, DenseOp, EmbedBackward, EmbedForward, MvueCompress,
-            SparseOp, UpdateOp,
+            OptimizerStep, SparseOp, UpdateOp,
         },
     },
 };
@@ -48,7 +49,10 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("Copy", "copy_and_fill", 1),
     ("Fill", "copy_and_fill", 1),
     ("GradNorm", "optimizer", 1),
-    ("OptimizerStep", "optimizer", 1),
+    ("OptimizerStep", "optimizer", 2),
+    ("OptimizerStep", "adam", 2),
+    ("OptimizerStep", "sgd", 2),
+    ("OptimizerStep", "lion", 2),
 ];
 
 /// Plants every defect in a backend and runs the part of the suite that must notice it.
@@ -85,10 +89,24 @@ pub fn assert_noticed(open: impl Fn() -> Box<dyn Backend>) {
 }
 
 /// Executes an operation and corrupts one of its outputs; outputs without a tensor are computed
-/// from other inputs, and the optimizer's operations are left out.
+/// from other inputs, the gradient norm is left out, and the optimizer's step is left out or another
+/// one.
 fn execute_wrongly(backend: &mut dyn Backend, op: &Op<'_>, output: usize) -> Result<(), Error> {
     match *op {
-        Op::Update(UpdateOp::GradNorm(_) | UpdateOp::OptimizerStep(_)) => return Ok(()),
+        Op::Update(UpdateOp::GradNorm(_)) => return Ok(()),
+        Op::Update(UpdateOp::OptimizerStep(_)) if output == 0 => return Ok(()),
+        Op::Update(UpdateOp::OptimizerStep(op)) => {
+            let rule = match op.optimizer.rule {
+                UpdateRule::AdamW(adam) => UpdateRule::Adam(adam),
+                UpdateRule::Adam(adam) => UpdateRule::AdamW(adam),
+                UpdateRule::Sgd { momentum } => UpdateRule::Sgd { momentum: momentum / 2.0 },
+                UpdateRule::Lion { beta1, beta2 } => {
+                    UpdateRule::Lion { beta1: beta2, beta2: beta1 }
+                }
+            };
+            let optimizer = &Optimizer { rule, ..*op.optimizer };
+            return backend.run(OptimizerStep { optimizer, ..op });
+        }
         Op::Sparse(SparseOp::CompressWeight(op)) => {
             let w = negated(backend, op.w, Region::Parameters)?;
             return backend.run(CompressWeight { w, ..op });

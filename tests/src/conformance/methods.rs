@@ -1,4 +1,4 @@
-//! Two steps of every method on a tiny model of each architecture: masks of core, finite updates
+//! Two steps of every method on a tiny model of each architecture, and with every optimizer: masks of core, finite updates
 //! everywhere, the same bits again, and as much memory as was estimated.
 
 use std::num::NonZeroU32;
@@ -10,10 +10,10 @@ use sparse24_train::{
     estimate::estimate,
     method::{PRESETS, Preset},
     model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias},
+    nn::{BatchShape, Bias, NoWeightDecay},
     objective::{Batch, DataError, Objective},
-    optim::AdamW,
-    schedule::{Decay, Schedule},
+    optim::{Adam, Optimizer, UpdateRule},
+    schedule::{Decay, GradientAccumulation, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
 
@@ -22,6 +22,14 @@ use crate::{bert, crammed_bert, oracle::arithmetic::Random};
 
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
+
+const ADAM: Adam = Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+const RULES: [UpdateRule; 4] = [
+    UpdateRule::AdamW(ADAM),
+    UpdateRule::Adam(ADAM),
+    UpdateRule::Sgd { momentum: 0.9 },
+    UpdateRule::Lion { beta1: 0.9, beta2: 0.99 },
+];
 
 fn models() -> [ModelSpec; 3] {
     let gpt2 = Gpt2Spec {
@@ -40,20 +48,24 @@ fn models() -> [ModelSpec; 3] {
     [ModelSpec::Gpt2(gpt2), bert(of(Activation::GeluErf)), crammed_bert(of(Activation::Geglu))]
 }
 
-fn recipe(preset: &Preset, model: &ModelSpec) -> Recipe {
+fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
     Recipe {
         model: model.clone(),
         method: preset.method(LAMBDA),
         steps: 12,
         batch: BatchShape { size: 4, sequence_length: 8 },
         checkpointing: ActivationCheckpointing::None,
-        gradient_accumulation_steps: NonZeroU32::new(2).expect("not zero"),
+        gradient_accumulation: GradientAccumulation::constant(
+            NonZeroU32::new(2).expect("not zero"),
+        ),
         dropout: 0.125,
-        optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip: 1.0 },
+        optimizer: Optimizer { rule, clip: 1.0 },
         weight_decay: 0.1,
+        no_weight_decay: NoWeightDecay::Vectors,
         schedule: Schedule {
             peak: 1e-3,
             floor: 1e-4,
+            warmup_start: 0.0,
             warmup_steps: 0,
             decay_steps: 12,
             decay: Decay::Cosine,
@@ -88,8 +100,8 @@ impl Objective for Noise {
 type Steps = (Vec<StepOutcome>, [Vec<ParameterState>; 2]);
 
 /// None where there is no backend.
-fn steps(preset: &Preset, model: &ModelSpec, open: Open<'_>) -> Option<Steps> {
-    let trainer = Trainer::new(open()?, recipe(preset, model));
+fn steps(recipe: &Recipe, open: Open<'_>) -> Option<Steps> {
+    let trainer = Trainer::new(open()?, recipe.clone());
     let mut trainer = trainer.expect("every backend can train every method");
     let before = trainer.parameter_states().expect("downloads");
     let step = |_| trainer.train_step(&Noise, FlipSampling::Sample).expect("finite");
@@ -118,10 +130,14 @@ fn assert_memory(trainer: &Trainer) {
 }
 
 pub(super) fn check(open: Open<'_>) {
-    for (preset, model) in PRESETS.iter().flat_map(|p| models().map(|model| (p, model))) {
-        let Some((outcomes, states)) = steps(preset, &model, open) else { continue };
+    let of_models = |preset| models().map(|model| (preset, model, RULES[0]));
+    let fst = PRESETS.iter().find(|preset| preset.name == "fst").expect("the paper's method");
+    let of_rules = RULES[1..].iter().map(|&rule| (fst, models()[0].clone(), rule));
+    for (preset, model, rule) in PRESETS.iter().flat_map(of_models).chain(of_rules) {
+        let recipe = recipe(preset, &model, rule);
+        let Some((outcomes, states)) = steps(&recipe, open) else { continue };
         let name = preset.name;
-        let again = steps(preset, &model, open).expect("it could be opened before");
+        let again = steps(&recipe, open).expect("it could be opened before");
         assert!(again.0 == outcomes && again.1 == states, "{name}: other bits in another run");
         let [before, after] = &states;
         let loss = outcomes[0].loss;

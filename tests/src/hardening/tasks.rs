@@ -1,5 +1,7 @@
 //! The files of fine-tuning tasks.
 
+use std::num::NonZeroU32;
+
 use sparse24_run::{
     data::Tokenizer,
     task::{Examples, Layout, TaskBatches, TaskSource, find},
@@ -7,6 +9,7 @@ use sparse24_run::{
 use sparse24_train::{
     nn::BatchShape,
     objective::{Batch, Objective},
+    schedule::GradientAccumulation,
 };
 
 use super::{file, path, refused};
@@ -38,7 +41,8 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
         Err(error) => return refused(&error, "task"),
     };
     let shape = BatchShape { size: 3, sequence_length: 16 };
-    let (batches, mut batch) = (TaskBatches::new(&examples, 1, shape, 1), Batch::default());
+    let single = GradientAccumulation::constant(NonZeroU32::MIN);
+    let (batches, mut batch) = (TaskBatches::new(&examples, 1, shape, single), Batch::default());
     for step in 1..=3 {
         Objective::fill(&batches, step, 0, &mut batch).expect("held in memory");
         assert_eq!((batch.tokens.len(), batch.targets.len(), batch.counted), (48, 48, 3));

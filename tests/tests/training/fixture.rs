@@ -12,10 +12,10 @@ use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias, Prediction},
+    nn::{BatchShape, Bias, NoWeightDecay, Prediction},
     objective::{Batch, DataError, Evaluation, Objective},
-    optim::{AdamVariant, AdamW},
-    schedule::{Decay, Schedule},
+    optim::{Adam, AdamVariant, Optimizer, UpdateRule},
+    schedule::{Decay, GradientAccumulation, Schedule},
     trainer::{ParameterState, Recipe, Trainer},
 };
 
@@ -83,13 +83,20 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         steps: STEPS,
         batch: BatchShape { size: 3, sequence_length: 7 },
         checkpointing: ActivationCheckpointing::None,
-        gradient_accumulation_steps: NonZeroU32::new(2).expect("not zero"),
+        gradient_accumulation: GradientAccumulation::constant(
+            NonZeroU32::new(2).expect("not zero"),
+        ),
         dropout: 0.0,
-        optimizer: AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-3, clip: 0.5 },
+        optimizer: Optimizer {
+            rule: UpdateRule::AdamW(Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-3 }),
+            clip: 0.5,
+        },
         weight_decay: 0.1,
+        no_weight_decay: NoWeightDecay::Vectors,
         schedule: Schedule {
             peak: 3e-2,
             floor: 3e-3,
+            warmup_start: 0.0,
             warmup_steps: 3,
             decay_steps: STEPS,
             decay: Decay::Cosine,

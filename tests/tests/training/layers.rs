@@ -7,6 +7,7 @@ use sparse24_train::{
     backend::{Arithmetic, DType, Memory, Region, Tensor, cpu::CpuBackend},
     method::{DgradOperand, GradientOperand, Method},
     nn::{Attention, AttentionSpec, BatchShape, Bias, Builder, Pass, Sparsity, Streams},
+    optim::UpdateRule,
 };
 
 use super::fixture;
@@ -32,8 +33,8 @@ fn a_copy_of_the_stream_as_memory_is_self_attention() {
     };
     let run = |cross: bool| {
         let mut backend = CpuBackend::new(Arithmetic::F32);
-        let method = Method::dense();
-        let mut builder = Builder::new(&mut backend, &method, batch);
+        let (method, rule) = (Method::dense(), UpdateRule::Sgd { momentum: 0.0 });
+        let mut builder = Builder::new(&mut backend, &method, &rule, batch);
         let attention = Attention::new(&mut builder, &spec).expect("memory suffices");
         let [kept, scratch] = ["kept", "scratch"].map(|name| {
             Attention::activations(&mut builder, name, &spec).expect("memory suffices")

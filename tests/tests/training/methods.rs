@@ -12,6 +12,7 @@ use sparse24_train::{
     backend::BACKENDS,
     estimate::estimate,
     method::{Method, PhaseKind},
+    optim::{Adam, UpdateRule},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
@@ -83,7 +84,8 @@ fn the_share_of_sparse_products_has_those_that_are_2_4() {
 fn step_freezes_its_variance_where_it_has_settled() {
     for (beta2, expected) in [(0.95, 15), (0.75, 4)] {
         let mut recipe = recipe("step");
-        recipe.optimizer.beta2 = beta2;
+        let adam = Adam { beta1: 0.9, beta2, epsilon: 1e-3 };
+        recipe.optimizer.rule = UpdateRule::AdamW(adam);
         let mut trainer = fixture::trainer(cpu(), &recipe);
         let variance = |trainer: &mut Trainer| -> Vec<f64> {
             let states = trainer.parameter_states().expect("downloads").into_iter();
@@ -100,7 +102,7 @@ fn step_freezes_its_variance_where_it_has_settled() {
             if end.is_none() {
                 let change = (moved / after.len() as f64) as f32;
                 changes.push(change);
-                let settled = step >= 3 && has_settled(&changes, beta2, recipe.optimizer.epsilon);
+                let settled = step >= 3 && has_settled(&changes, beta2, adam.epsilon);
                 if settled || step == 15 {
                     end = Some(step);
                 } else {

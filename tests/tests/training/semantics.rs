@@ -328,12 +328,13 @@ fn the_learning_rate_rises_and_falls() {
         let schedule = Schedule {
             peak: 1.0,
             floor: 0.1,
+            warmup_start: 0.0,
             warmup_steps: 4,
             decay_steps: 24,
             decay,
             cooldown_steps,
         };
-        let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step));
+        let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step, 0.0));
         assert_eq!(rates, [0.2, 0.8, 1.0, middle, 0.1, 0.1, 0.1], "{decay:?}");
     }
 }

@@ -4,16 +4,16 @@ use ndarray::{Array1, Array2, arr2, s};
 use sparse24_core::{
     Mask,
     op::{
-        AdamW,
+        Adam,
         AttentionMask::{self, Causal, Full},
-        AttentionShape, MaskedDecay, StepState,
+        AttentionShape, MaskedDecay, Optimizer, StepState, UpdateRule,
     },
 };
 use sparse24_cpu::{
     Error,
-    adamw::adamw_step,
     attention::{attention_backward, attention_forward},
     loss::head_loss,
+    optimizer::optimizer_step,
     rounding::round_bf16,
 };
 
@@ -114,10 +114,11 @@ pub(crate) fn adamw(
     mask: &Mask,
 ) -> Result<(), Error> {
     let [w, m, v] = [w, m, v].map(|x| x.as_slice_mut().unwrap());
-    let rule = AdamW { beta1: 0.9, beta2, epsilon: 1e-8, clip: 1.0 };
+    let rule = UpdateRule::AdamW(Adam { beta1: 0.9, beta2, epsilon: 1e-8 });
+    let optimizer = Optimizer { rule, clip: 1.0 };
     let (learning_rate, bias_corrections) = (0.01, [0.19, 0.0975]);
     let state = StepState { learning_rate, bias_corrections, ..StepState::default() };
-    adamw_step(w, g.as_slice().unwrap(), m, v, &rule, &state, 0.1, 0.5, decay, Some(mask))
+    optimizer_step(w, g.as_slice().unwrap(), m, v, &optimizer, &state, 0.1, 0.5, decay, Some(mask))
 }
 
 /// With beta2 = 1, v keeps its bits whatever the gradient and the mask, and the step divides by it.

@@ -12,7 +12,6 @@ use sparse24_core::{
 use sparse24_cpu::{
     Error,
     activation::{activation_backward, activation_forward},
-    adamw::l1_distance,
     attention::attention_forward,
     bias::bias_forward,
     dropout::dropout,
@@ -21,6 +20,7 @@ use sparse24_cpu::{
     loss::head_loss,
     mvue::{mvue_compress, mvue_prune},
     norm::norm_forward,
+    optimizer::l1_distance,
     permute::permuted_mask,
     prune::compress_weight,
     search::mask_search,

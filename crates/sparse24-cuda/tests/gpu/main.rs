@@ -5,7 +5,6 @@
 //! defines the bits; elsewhere the conformance suite (`tests/src/conformance.rs`) checks values.
 
 mod activation;
-mod adamw;
 mod attention;
 mod dropout;
 mod embedding;
@@ -16,6 +15,7 @@ mod loss;
 mod memory;
 mod mvue;
 mod norm;
+mod optimizer;
 mod planted;
 mod prune;
 mod search;

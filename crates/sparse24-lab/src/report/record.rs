@@ -20,7 +20,7 @@ use sparse24_run::{
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 use super::text::number;
-use crate::{count::counted, runs::tokens_per_step};
+use crate::{count::counted, runs::tokens_of};
 
 #[derive(Default)]
 pub(super) struct Record {
@@ -200,7 +200,7 @@ impl Record {
 
     fn read_metrics(&mut self) {
         let path = self.path.join("metrics.jsonl");
-        let tokens = self.config.as_ref().map_or(f64::NAN, tokens_per_step);
+        let tokens = self.config.as_ref().map(tokens_of);
         let (mut phase, mut lost) = (None, 0);
         let salvaged = MetricsLog::salvage(&path, |metrics| {
             lost += metrics.step.saturating_sub(self.last_step() + 1) as usize;
@@ -208,6 +208,7 @@ impl Record {
                 self.switches.push((metrics.step, metrics.phase));
             }
             phase = Some(metrics.phase);
+            let tokens = tokens.as_ref().map_or(f64::NAN, |of| of(metrics.step));
             self.take(metrics, tokens);
         });
         match salvaged {

@@ -93,7 +93,9 @@ const FAILURE: &str = "failure.json";
 /// Reads the result of a run; none if it is not finished.
 pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Error> {
     let metrics = path.join("metrics.jsonl");
-    let (mut last, mut samples, mut rates) = (None, Vec::new(), Vec::new());
+    let Member { config, until, .. } = member;
+    let tokens = tokens_of(config);
+    let (mut last, mut samples, mut rates, mut seconds) = (None, Vec::new(), Vec::new(), 0.0);
     let steps = disk::exists(&metrics).then(|| MetricsLog::steps(&metrics)).transpose()?;
     for (step, number) in steps.into_iter().flatten().zip(1..) {
         let mut step = step.map_err(again)?;
@@ -104,13 +106,15 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
             let problem = format!("lacks step {number} before step {}", step.step);
             return Err(again(Error::file(&metrics, problem)));
         }
-        rates.push(step.tokens_per_s);
+        if step.tokens_per_s.is_finite() && step.tokens_per_s > 0.0 {
+            rates.push(step.tokens_per_s);
+            seconds += tokens(step.step) / step.tokens_per_s;
+        }
         if let (Some(rate), Some(layers)) = (step.flip_rate, step.flip_rate_per_layer.take()) {
             samples.push(Sample { step: step.step, phase: step.phase, rate, layers });
         }
         last = Some(step);
     }
-    let Member { config, until, .. } = member;
     let is_done = last.as_ref().is_some_and(|step| {
         step.step == *until && (step.val_loss.is_some() || *until < config.steps)
     });
@@ -118,7 +122,6 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     if !is_done && failure.is_none() {
         return Ok(None);
     }
-    let tokens = tokens_per_step(config);
     let is_cpu = config.backend.name == "cpu";
     let build = |Provenance { version, git, system, simd, device, .. }| Build {
         version,
@@ -129,14 +132,13 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     };
     let starts = Provenance::readable(&path.join("provenance.json"))?;
     let builds = starts.into_iter().map(build).collect();
-    rates.retain(|rate| rate.is_finite() && *rate > 0.0);
     Ok(Some(RunResult {
         steps: last.as_ref().map_or(0, |step| step.step),
         loss: last.as_ref().map(|step| step.loss),
         val_loss: last.filter(|_| is_done).and_then(|step| step.val_loss),
         samples,
         tokens_per_s: quantile(&rates, 0.5).unwrap_or(0.0),
-        seconds: rates.iter().map(|rate| tokens / rate).sum(),
+        seconds,
         failure,
         builds,
     }))
@@ -152,10 +154,11 @@ fn again(error: Error) -> Error {
     }
 }
 
-/// The tokens of an optimizer step.
-pub(crate) fn tokens_per_step(Config { batch, model, .. }: &Config) -> f64 {
-    let sequences = batch.size as f64 * f64::from(batch.gradient_accumulation_steps);
-    sequences * model.sequence_length as f64
+/// The tokens of each optimizer step.
+pub(crate) fn tokens_of(config: &Config) -> impl Fn(u32) -> f64 + use<> {
+    let accumulation = config.gradient_accumulation();
+    let tokens = (config.batch.size * config.model.sequence_length) as f64;
+    move |step| tokens * f64::from(accumulation.of(step))
 }
 
 /// The distinct builds of all runs, sorted.

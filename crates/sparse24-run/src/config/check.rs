@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, ModelKind, OptimizerConfig, preset, unknown};
+use super::{Config, ModelKind, OptimizerConfig, OptimizerName, preset, unknown};
 use crate::{Error, task::Labels};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
@@ -10,8 +10,8 @@ use sparse24_train::{
     model::{BertSpec, Gpt2Spec, ModelSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
-    optim::{AdamW, MaskedDecay},
-    schedule::{Decay, Schedule},
+    optim::{Adam, MaskedDecay, Optimizer, UpdateRule},
+    schedule::{Decay, GradientAccumulation, Schedule},
     trainer::Recipe,
 };
 
@@ -50,7 +50,16 @@ impl Config {
                 return refuse(key, "at least 1", 0);
             }
         }
-        for (key, size) in sizes {
+        let (first, last) =
+            (batch.gradient_accumulation_steps, batch.final_gradient_accumulation_steps);
+        if (1..first).contains(&last) {
+            let expected = format!(
+                "at least batch.gradient_accumulation_steps {first}, or 0 for as many in every step"
+            );
+            return refuse("batch.final_gradient_accumulation_steps", &expected, last);
+        }
+        let last = ("batch.final_gradient_accumulation_steps", last as usize);
+        for (key, size) in sizes.into_iter().chain([last]) {
             let most = if key == "model.layers" { MOST_LAYERS } else { MOST };
             if size > most {
                 return refuse(key, &format!("at most {most}"), size);
@@ -77,7 +86,11 @@ impl Config {
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
         }
-        let shares = [("optimizer.beta1", optimizer.beta1), ("optimizer.beta2", optimizer.beta2)];
+        let shares = [
+            ("optimizer.momentum", optimizer.momentum),
+            ("optimizer.beta1", optimizer.beta1),
+            ("optimizer.beta2", optimizer.beta2),
+        ];
         for (key, share) in shares {
             if !(0.0..1.0).contains(&share) {
                 return refuse(key, "a number in [0, 1)", share);
@@ -87,6 +100,7 @@ impl Config {
             ("method.lambda", self.method.lambda),
             ("optimizer.learning_rate", optimizer.learning_rate),
             ("optimizer.min_learning_rate", optimizer.min_learning_rate),
+            ("optimizer.warmup_learning_rate", optimizer.warmup_learning_rate),
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.max_grad_norm", optimizer.max_grad_norm),
             ("run.spike_z", run.spike_z),
@@ -107,6 +121,23 @@ impl Config {
             return refuse("optimizer.decay_steps", &expected, decay_steps);
         }
         let &OptimizerConfig { schedule, cooldown_steps: cooldown, .. } = optimizer;
+        if !schedule.ends() && decay_steps > 0 {
+            let expected = "0, as optimizer.schedule goes on to the last step";
+            return refuse("optimizer.decay_steps", expected, decay_steps);
+        }
+        if schedule == Decay::Triangle && warmup_steps > 0 {
+            let expected = "0, as optimizer.schedule is \"triangle\", which is its own warm-up";
+            return refuse("optimizer.warmup_steps", expected, warmup_steps);
+        }
+        if schedule == Decay::InverseSqrt && warmup_steps == 0 {
+            let expected = "at least 1, the scale of optimizer.schedule \"inverse-sqrt\"";
+            return refuse("optimizer.warmup_steps", expected, warmup_steps);
+        }
+        if warmup_steps == 0 && optimizer.warmup_learning_rate > 0.0 {
+            let expected = "0.0, as optimizer.warmup_steps is 0";
+            let found = optimizer.warmup_learning_rate;
+            return refuse("optimizer.warmup_learning_rate", expected, found);
+        }
         if cooldown > 0 && schedule != Decay::Wsd {
             let expected = "0, unless optimizer.schedule is \"wsd\"";
             return refuse("optimizer.cooldown_steps", expected, cooldown);
@@ -209,6 +240,16 @@ impl Config {
         self.method.value()
     }
 
+    /// Micro-batches per optimizer step.
+    #[must_use]
+    pub fn gradient_accumulation(&self) -> GradientAccumulation {
+        let [first, last] =
+            [self.batch.gradient_accumulation_steps, self.batch.final_gradient_accumulation_steps]
+                .map(NonZeroU32::new);
+        let first = first.unwrap_or(NonZeroU32::MIN);
+        GradientAccumulation { first, last: last.unwrap_or(first), steps: self.steps }
+    }
+
     /// The recipe for the trainer, for a vocabulary of this size.
     ///
     /// # Errors
@@ -216,7 +257,7 @@ impl Config {
     pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
-        let steps = NonZeroU32::new(batch.gradient_accumulation_steps);
+        let &OptimizerConfig { beta1, beta2, epsilon, momentum, .. } = optimizer;
         let or_else = |steps: u32, otherwise| if steps == 0 { otherwise } else { steps };
         let decay_steps = or_else(optimizer.decay_steps, self.steps);
         let or = |value: f32, otherwise| if value == 0.0 { otherwise } else { value };
@@ -265,20 +306,23 @@ impl Config {
             steps: self.steps,
             batch: BatchShape { size: batch.size, sequence_length: self.batch_length() },
             checkpointing: model.activation_checkpointing,
-            gradient_accumulation_steps: steps.ok_or_else(|| {
-                Error::setting("batch.gradient_accumulation_steps", "expected at least 1, found 0")
-            })?,
+            gradient_accumulation: self.gradient_accumulation(),
             dropout: model.dropout,
-            optimizer: AdamW {
-                beta1: optimizer.beta1,
-                beta2: optimizer.beta2,
-                epsilon: optimizer.epsilon,
+            optimizer: Optimizer {
+                rule: match optimizer.name {
+                    OptimizerName::AdamW => UpdateRule::AdamW(Adam { beta1, beta2, epsilon }),
+                    OptimizerName::Adam => UpdateRule::Adam(Adam { beta1, beta2, epsilon }),
+                    OptimizerName::Sgd => UpdateRule::Sgd { momentum },
+                    OptimizerName::Lion => UpdateRule::Lion { beta1, beta2 },
+                },
                 clip: or(optimizer.max_grad_norm, f32::INFINITY),
             },
             weight_decay: optimizer.weight_decay,
+            no_weight_decay: optimizer.no_weight_decay,
             schedule: Schedule {
                 peak: optimizer.learning_rate,
                 floor: optimizer.min_learning_rate,
+                warmup_start: optimizer.warmup_learning_rate,
                 warmup_steps: optimizer.warmup_steps,
                 decay_steps,
                 decay: optimizer.schedule,

@@ -2,7 +2,7 @@
 
 use super::{
     BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, ModelKind,
-    OnNonFinite, OptimizerConfig, RunConfig, TaskConfig, unknown,
+    OnNonFinite, OptimizerConfig, OptimizerName, RunConfig, TaskConfig, unknown,
 };
 use crate::{Error, data::TokenizerKind};
 use sparse24_core::op::Activation;
@@ -10,6 +10,7 @@ use sparse24_train::{
     backend::Arithmetic,
     method,
     model::{ActivationCheckpointing, Sparsify},
+    nn::NoWeightDecay,
     schedule::Decay,
 };
 
@@ -286,19 +287,27 @@ fn shakespeare_char_cpu() -> Config {
         },
         method: MethodConfig::of("fst", 6e-3),
         optimizer: OptimizerConfig {
+            name: OptimizerName::AdamW,
             learning_rate: 1e-3,
             min_learning_rate: 1e-4,
             schedule: Decay::Cosine,
             warmup_steps: 100,
+            warmup_learning_rate: 0.0,
             decay_steps: 0,
             cooldown_steps: 0,
+            momentum: 0.9,
             beta1: 0.9,
             beta2: 0.99,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            no_weight_decay: NoWeightDecay::Vectors,
             max_grad_norm: 1.0,
         },
-        batch: BatchConfig { size: 12, gradient_accumulation_steps: 1 },
+        batch: BatchConfig {
+            size: 12,
+            gradient_accumulation_steps: 1,
+            final_gradient_accumulation_steps: 0,
+        },
         data: DataConfig {
             path: String::new(),
             tokenizer: TokenizerKind::Character,
@@ -344,7 +353,7 @@ fn shakespeare_char() -> Config {
             ..base.model
         },
         method: MethodConfig::of("fst", 6e-5),
-        batch: BatchConfig { size: 64, gradient_accumulation_steps: 1 },
+        batch: BatchConfig { size: 64, ..base.batch },
         ..base
     }
 }
@@ -370,7 +379,7 @@ fn gpt2(layers: usize, heads: usize, d_model: usize, lambda: f32) -> Config {
             beta2: 0.95,
             ..base.optimizer
         },
-        batch: BatchConfig { size: 16, gradient_accumulation_steps: 32 },
+        batch: BatchConfig { size: 16, gradient_accumulation_steps: 32, ..base.batch },
         data: DataConfig { tokenizer: TokenizerKind::Gpt2, ..base.data },
         run: RunConfig {
             eval_every: 1000,

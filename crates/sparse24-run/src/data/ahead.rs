@@ -10,6 +10,7 @@ use std::{
 
 use super::{Dataset, Draw};
 use crate::Error;
+use sparse24_train::schedule::GradientAccumulation;
 
 /// Inputs and targets.
 type Drawn = [Vec<u32>; 2];
@@ -20,15 +21,15 @@ type Reading = (Draw, JoinHandle<Result<Drawn, Error>>);
 /// The batch that is expected next, on a thread of its own.
 #[derive(Debug)]
 pub struct ReadAhead {
-    micro_steps: u32,
+    accumulation: GradientAccumulation,
     next: Mutex<Option<Reading>>,
 }
 
 impl ReadAhead {
     /// For steps of so many micro-steps.
     #[must_use]
-    pub fn new(micro_steps: u32) -> Self {
-        Self { micro_steps, next: Mutex::new(None) }
+    pub fn new(accumulation: GradientAccumulation) -> Self {
+        Self { accumulation, next: Mutex::new(None) }
     }
 
     /// [`Dataset::batch`], read ahead if the batch before it was drawn here; begins to read the one
@@ -54,7 +55,9 @@ impl ReadAhead {
             _ => dataset.batch(draw, inputs, targets)?,
         }
         let following = match draw.micro_step + 1 {
-            micro_step if micro_step < self.micro_steps => Draw { micro_step, ..draw },
+            micro_step if micro_step < self.accumulation.of(draw.step) => {
+                Draw { micro_step, ..draw }
+            }
             _ => Draw { step: draw.step.wrapping_add(1), micro_step: 0, ..draw },
         };
         let dataset = dataset.clone();

@@ -17,7 +17,10 @@ use crate::{
     tensors::shards::check_inside,
 };
 use sparse24_core::op::Activation;
-use sparse24_train::{model::ModelSpec, nn::Prediction};
+use sparse24_train::{
+    model::ModelSpec,
+    nn::{Prediction, Role},
+};
 
 /// Hugging Face's names of activations; an export uses the first of several.
 const ACTIVATIONS: [(&str, Activation); 3] = [
@@ -120,11 +123,11 @@ impl Head {
 /// # Errors
 /// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
 pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
-    let shape = |[rows, columns]: [usize; 2], decay: f32| {
-        if decay == 0.0 { vec![columns] } else { vec![rows, columns] }
+    let shape = |[rows, columns]: [usize; 2], role| {
+        if role == Role::Vector { vec![columns] } else { vec![rows, columns] }
     };
     let parameters = model.parameters()?.into_iter();
-    Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.weight_decay))).collect())
+    Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.role))).collect())
 }
 
 /// Hugging Face's name of the activation of a model.

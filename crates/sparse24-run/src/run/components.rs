@@ -159,8 +159,7 @@ impl RunData {
                 Box::new(Batches { windows, masked, sequence_length: shape.sequence_length })
             }
             Self::Task(examples) => {
-                let accumulation = recipe.gradient_accumulation_steps.get();
-                Box::new(TaskBatches::new(examples, seed, shape, accumulation))
+                Box::new(TaskBatches::new(examples, seed, shape, recipe.gradient_accumulation))
             }
         }
     }
@@ -175,7 +174,9 @@ impl RunData {
                 let masked = masked_lm(recipe, self.tokenizer());
                 Box::new(Batches { windows, masked, sequence_length })
             }
-            Self::Task(examples) => Box::new(TaskBatches::new(examples, 0, recipe.batch, 1)),
+            Self::Task(examples) => {
+                Box::new(TaskBatches::new(examples, 0, recipe.batch, recipe.gradient_accumulation))
+            }
         }
     }
 

@@ -41,7 +41,7 @@ pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> St
         ) as u32,
         phase_kind: trainer.phase().kind(),
         seed: config.seed,
-        tokens_seen: trainer.recipe().tokens_per_step() * u64::from(trainer.step()),
+        tokens_seen: trainer.recipe().tokens_before(trainer.step() + 1),
         skipped_steps: 0,
         phase_ends: phase_ends(trainer.progress()),
         plan: trainer.backend().plans(),
@@ -140,7 +140,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     };
     let fits = |key: &str| match key {
         "model.dropout" => true,
-        "method.d_ff_ratio" => false,
+        "method.d_ff_ratio" | "optimizer.name" => false,
         "method.name" => width(saved) == width(now),
         _ => !key.starts_with("model."),
     };

@@ -66,6 +66,7 @@ pub fn save_imported(
         dataset: no_dataset(),
         tokenizer: of_tokenizer(tokenizer),
     };
+    let has_v = recipe.optimizer.rule.adam().is_some();
     let zeros: Vec<_> = weights
         .iter()
         .map(|tensor| NamedTensor { values: vec![0.0; tensor.values.len()], ..tensor.clone() })
@@ -74,7 +75,7 @@ pub fn save_imported(
         state,
         weights,
         first_moments: zeros.clone(),
-        second_moments: zeros,
+        second_moments: if has_v { zeros } else { Vec::new() },
         masks: Vec::new(),
         auxiliary: Vec::new(),
     };

@@ -61,10 +61,12 @@ pub(super) fn snapshot(
     }
     let buffers = spare.map(parameter_states).transpose()?.unwrap_or_default();
     let copied = trainer.copy_out(buffers)?;
-    Ok(move || Ok(assemble(state, auxiliary, copied()?)))
+    let has_second_moment = trainer.recipe().optimizer.rule.adam().is_some();
+    Ok(move || Ok(assemble(has_second_moment, state, auxiliary, copied()?)))
 }
 
 fn assemble(
+    has_second_moment: bool,
     state: State,
     auxiliary: Vec<NamedTensor<Values>>,
     states: Vec<ParameterState>,
@@ -83,7 +85,9 @@ fn assemble(
         let tensor = |values| NamedTensor { name: name.clone(), shape: shape.clone(), values };
         out.weights.push(tensor(of.weight));
         out.first_moments.push(tensor(of.first_moment));
-        out.second_moments.push(tensor(of.second_moment));
+        if has_second_moment {
+            out.second_moments.push(tensor(of.second_moment));
+        }
         let mut add = |prefix, shape, values| {
             out.auxiliary.push(NamedTensor { name: format!("{prefix}{name}"), shape, values });
         };
@@ -133,8 +137,7 @@ fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error
             };
             let first_moment =
                 first_moments.remove(&name).ok_or_else(|| missing("first moment"))?;
-            let second_moment =
-                second_moments.remove(&name).ok_or_else(|| missing("second moment"))?;
+            let second_moment = second_moments.remove(&name).unwrap_or_default();
             let shape =
                 if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
             let mut found = |prefix: &str| auxiliary.remove(&format!("{prefix}{name}"));

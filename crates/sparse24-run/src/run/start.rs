@@ -360,7 +360,7 @@ impl Run {
             before.iter().map(|metrics| metrics.loss),
         );
         let ahead =
-            data.is_on_disk().then(|| ReadAhead::new(config.batch.gradient_accumulation_steps));
+            data.is_on_disk().then(|| ReadAhead::new(trainer.recipe().gradient_accumulation));
         Self {
             config,
             ahead,

@@ -331,16 +331,16 @@ impl Run {
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let batches = self.data.batches(self.trainer.recipe(), self.ahead.as_ref());
         let noise = if is_measured { self.trainer.gradient_noise(&*batches)? } else { Vec::new() };
-        let tokens = self.trainer.recipe().tokens_per_step() as f64;
+        let tokens = self.trainer.recipe().tokens_of(step) as f64;
         let began = Instant::now();
-        let micro_steps = self.config.batch.gradient_accumulation_steps as usize;
+        let micro_steps = self.trainer.recipe().gradient_accumulation.of(step) as usize;
         let batches = Shown::new(batches, Part::Step, micro_steps, observer);
         let outcome = self.trainer.train_step(&batches, sampling).map_err(Error::from);
         let mut metrics = StepMetrics {
             step,
             phase: self.trainer.phase().kind(),
             loss: f32::NAN,
-            lr: self.trainer.recipe().schedule.learning_rate(step),
+            lr: self.trainer.recipe().learning_rate(step),
             grad_norm: f32::NAN,
             tokens_per_s: tokens / began.elapsed().as_secs_f64(),
             flip_rate: None,

@@ -4,7 +4,10 @@
 //! a mask, and leaves mu where it is without decay: at about 1 or above.
 
 use super::{MetricsLog, Run};
-use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
+use sparse24_train::{
+    method::PhaseKind,
+    optim::{MaskedDecay, UpdateRule},
+};
 
 /// The first step after which the decay is judged, if the warm-up is shorter.
 const FEWEST_JUDGED: u32 = 100;
@@ -14,8 +17,9 @@ const WEAK: f64 = 0.1;
 
 impl Run {
     /// The share of its size by which decay alone moved a pruned weight in the sparse steps so far,
-    /// if that is too little: the sum of lr lambda / r. Adam divides by r, on weights 1, on
-    /// gradients about their root mean square after clipping.
+    /// if that is too little: the sum of lr lambda / r. On weights r is 1; on gradients it is about
+    /// their root mean square after clipping, by which Adam and Lion divide, and for SGD one less
+    /// the momentum.
     ///
     /// It is judged after one step, the last of the warm-up; never in a run that ends before.
     pub(super) fn weak_decay(&self, step: u32) -> Option<f64> {
@@ -25,14 +29,18 @@ impl Run {
         }
         let lambda = self.config.lambda()?;
         let recipe = self.trainer.recipe();
-        let is_divided = matches!(recipe.method.decay, MaskedDecay::OnGradients(_));
+        let is_on_gradients = matches!(recipe.method.decay, MaskedDecay::OnGradients(_));
         let parameters: usize =
             self.trainer.parameters().iter().map(|parameter| parameter.weight.elements()).sum();
         let mut share = 0.0;
         // If the directory is gone, the next save says so.
         for metrics in MetricsLog::read(&self.directory.metrics()).ok()? {
             let norm = f64::from(metrics.grad_norm.min(recipe.optimizer.clip));
-            let r = if is_divided { norm / (parameters as f64).sqrt() } else { 1.0 };
+            let r = match recipe.optimizer.rule {
+                _ if !is_on_gradients => 1.0,
+                UpdateRule::Sgd { momentum } => 1.0 - f64::from(momentum),
+                _ => norm / (parameters as f64).sqrt(),
+            };
             if metrics.phase == PhaseKind::Sparse && metrics.skipped.is_none() && r > 0.0 {
                 share += f64::from(metrics.lr) * f64::from(lambda) / r;
             }

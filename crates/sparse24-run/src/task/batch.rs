@@ -10,6 +10,7 @@ use sparse24_train::{
     backend::op::HeadLoss,
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation, Objective},
+    schedule::GradientAccumulation,
 };
 
 use super::{Example, Examples, Labels, Layout, TaskSource, example::Target};
@@ -21,7 +22,7 @@ pub struct TaskBatches<'a> {
     seed: u64,
     /// Shape of a micro-batch.
     shape: BatchShape,
-    gradient_accumulation_steps: u32,
+    accumulation: GradientAccumulation,
     /// The permutation of an epoch.
     epoch: RefCell<Option<(u32, Vec<u32>)>>,
 }
@@ -33,9 +34,9 @@ impl<'a> TaskBatches<'a> {
         examples: &'a Examples,
         seed: u64,
         shape: BatchShape,
-        gradient_accumulation_steps: u32,
+        accumulation: GradientAccumulation,
     ) -> Self {
-        Self { examples, seed, shape, gradient_accumulation_steps, epoch: RefCell::default() }
+        Self { examples, seed, shape, accumulation, epoch: RefCell::default() }
     }
 
     /// Appends an example, filled up to the sequence length. The target stands at the token that
@@ -86,8 +87,7 @@ impl<'a> TaskBatches<'a> {
 impl Objective for TaskBatches<'_> {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         batch.clear();
-        let micro_steps = u64::from(self.gradient_accumulation_steps);
-        let before = u64::from(step - 1) * micro_steps + u64::from(micro_step);
+        let before = self.accumulation.before(step) + u64::from(micro_step);
         let size = self.shape.size as u64;
         for place in before * size..(before + 1) * size {
             self.push(&self.example(place), batch);
@@ -111,7 +111,7 @@ impl Evaluation for TaskBatches<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fs};
+    use std::{collections::BTreeSet, fs, num::NonZeroU32};
 
     use super::*;
     use crate::{
@@ -131,6 +131,10 @@ mod tests {
         Examples::open(source, &Tokenizer::Byte)
     }
 
+    fn constant(micro_steps: u32) -> GradientAccumulation {
+        GradientAccumulation::constant(NonZeroU32::new(micro_steps).unwrap())
+    }
+
     const TRAIN: &str = "a\t1\t\tone\nb\t0\t*\ttwo\nc\t1\t\tthree\nd\t0\t*\tfour\ne\t1\t\tfive\n";
     const DEV: &str = "a\t1\t\tsix\nb\t0\t*\tseven is long\nc\t1\t\t\"q\n";
 
@@ -139,7 +143,8 @@ mod tests {
         let examples = examples(Layout::Bert, [TRAIN, DEV]).unwrap();
         let shape = BatchShape { size: 2, sequence_length: 8 };
         let of = |step, micro_step| {
-            let (batches, mut batch) = (TaskBatches::new(&examples, 3, shape, 2), Batch::default());
+            let mut batch = Batch::default();
+            let batches = TaskBatches::new(&examples, 3, shape, constant(2));
             Objective::fill(&batches, step, micro_step, &mut batch).unwrap();
             batch
         };
@@ -164,7 +169,7 @@ mod tests {
         ] {
             let examples = examples(layout, [TRAIN, DEV]).unwrap();
             let mut batch = Batch::default();
-            TaskBatches::new(&examples, 0, shape, 1).evaluate(&mut batch, shape);
+            TaskBatches::new(&examples, 0, shape, constant(1)).evaluate(&mut batch, shape);
             assert_eq!(batch.tokens[..8], tokens);
             let targets = (0..8).map(|i| if i == at { 1 } else { HeadLoss::IGNORE });
             assert_eq!(batch.targets[..8], targets.collect::<Vec<_>>());

@@ -95,7 +95,7 @@ fn an_estimate_is_within_a_hundredth_of_the_memory_held() {
         let preset = preset::find("gpt2-124m").expect("a preset");
         let mut recipe = preset.recipe(50_257).expect("possible");
         recipe.batch.size = 4;
-        recipe.gradient_accumulation_steps = NonZeroU32::MIN;
+        recipe.gradient_accumulation = GradientAccumulation::constant(NonZeroU32::MIN);
         let cuda = BACKENDS.iter().find(|entry| entry.name == "cuda").expect("this backend");
         let estimated = estimate(&recipe, cuda).expect("possible").device_bytes();
         let mut trainer = Trainer::new(gpu, recipe.clone()).expect("room");

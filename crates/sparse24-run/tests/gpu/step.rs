@@ -175,7 +175,8 @@ fn assert_second_moments(
         assert!(after.second_moment == before.second_moment, "{}: it is frozen", after.name);
         return;
     }
-    let [beta1, beta2] = [recipe.optimizer.beta1, recipe.optimizer.beta2].map(f64::from);
+    let adam = recipe.optimizer.rule.adam().expect("a preset has AdamW");
+    let [beta1, beta2] = [adam.beta1, adam.beta2].map(f64::from);
     let [rounding, smallest] = [f32::EPSILON / 2.0, f32::from_bits(1)].map(f64::from);
     let moments = |state: &ParameterState| {
         let pairs = state.first_moment.iter().zip(&state.second_moment);
@@ -219,12 +220,14 @@ fn updated(
         AdamVariant::Standard => outcome.step,
         AdamVariant::FrozenVariance => *progress.ends.values().last().expect("it has settled"),
     };
-    let corrections = [outcome.step, last_change].map(|step| bias_corrections(optimizer, step));
+    let corrections =
+        [outcome.step, last_change].map(|step| bias_corrections(&optimizer.rule, step));
+    let epsilon = optimizer.rule.adam().expect("a preset has AdamW").epsilon;
     let (first, second) = (1.0 / corrections[0][0], 1.0 / corrections[1][1]);
     let weight_decay = if before.shape[0] > 1 { recipe.weight_decay } else { 0.0 };
     let moments = after.first_moment.iter().zip(&after.second_moment);
     let of = |(&w, (&m, &v)): (&f32, (&f32, &f32))| {
-        let step = (m * first) / ((v * second).sqrt() + optimizer.epsilon);
+        let step = (m * first) / ((v * second).sqrt() + epsilon);
         w - outcome.learning_rate * (step + weight_decay * w)
     };
     before.weight.iter().zip(moments).map(of).collect()

@@ -12,7 +12,7 @@ use sparse24_core::{
     flip::flip_count,
     op::{NonFinite, StepState},
 };
-use sparse24_cpu::{adamw, rounding::round_bf16, simd::Simd};
+use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd};
 
 use self::buffers::{Buffers, view_mut};
 use super::op::Orientation;
@@ -156,7 +156,7 @@ impl Backend for CpuBackend {
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
         let [a, b] = [a, b].map(|t| &self.buffers.floats(t)[..t.elements()]);
-        Ok(adamw::l1_distance(a, b)?)
+        Ok(optimizer::l1_distance(a, b)?)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use half::bf16;
 use sparse24_core::op::StepState;
 use sparse24_cuda::{
-    Device as Gpu, Matrix, Scalar, Settings, activation, adamw, attention, compressed::Compressed,
-    distance, dropout, flip, gemm, health::Health, norm, profile::Profile, spmm24,
+    Device as Gpu, Matrix, Scalar, Settings, activation, attention, compressed::Compressed,
+    distance, dropout, flip, gemm, health::Health, norm, optimizer, profile::Profile, spmm24,
 };
 
 use self::{
@@ -52,7 +52,7 @@ pub struct CudaBackend {
     /// The orders of rows of permuted masks, by mask, as they were uploaded.
     orders: HashMap<MaskId, (Vec<u32>, Matrix<u32>)>,
     launches: Launches,
-    tables: Vec<adamw::Parameters>,
+    tables: Vec<optimizer::Parameters>,
     graphs: HashMap<GraphId, Captured>,
     /// The memory that the present graph writes.
     writes: Writes,

@@ -7,6 +7,7 @@ use crate::{
     Error,
     backend::{Backend, DType, Gradient24, Region, Tensor},
     method::Method,
+    optim::UpdateRule,
 };
 
 /// The size of a batch, or the most that buffers hold.
@@ -31,6 +32,7 @@ impl BatchShape {
 pub struct Builder<'a> {
     backend: &'a mut dyn Backend,
     method: &'a Method,
+    rule: &'a UpdateRule,
     batch: BatchShape,
     parameters: Parameters,
     /// Sampled gradients by `[p, r]`: one lives until its product, so layers of a shape share it.
@@ -39,10 +41,15 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder for batches of at most this shape, trained by this method.
-    pub fn new(backend: &'a mut dyn Backend, method: &'a Method, batch: BatchShape) -> Self {
+    /// A builder for batches of at most this shape, trained by this method and update rule.
+    pub fn new(
+        backend: &'a mut dyn Backend,
+        method: &'a Method,
+        rule: &'a UpdateRule,
+        batch: BatchShape,
+    ) -> Self {
         let (parameters, sampled) = (Parameters::default(), Vec::new());
-        Self { backend, method, batch, parameters, sampled, dropout_sites: 0 }
+        Self { backend, method, rule, batch, parameters, sampled, dropout_sites: 0 }
     }
 
     /// The largest batch.
@@ -62,7 +69,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
     pub fn parameter(&mut self, spec: ParameterSpec) -> Result<Handle, Error> {
-        self.parameters.add(self.backend, spec, self.method.pruned_operands())
+        self.parameters.add(self.backend, spec, self.method.pruned_operands(), self.rule)
     }
 
     /// Memory for the sampled gradient of a layer with r outputs, if the method samples any.

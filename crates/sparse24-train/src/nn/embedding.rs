@@ -5,7 +5,7 @@ use sparse24_core::op::Accumulate;
 use super::{
     Pass,
     builder::Builder,
-    parameter::{Handle, ParameterSpec},
+    parameter::{Handle, ParameterSpec, Role},
     sinusoids::ScaledSinusoids,
 };
 use crate::{
@@ -49,7 +49,8 @@ impl Embedding {
         deviation: f32,
     ) -> Result<Self, Error> {
         let mut table = |(name, rows): (&str, usize)| {
-            builder.parameter(ParameterSpec::matrix(name, [rows, d_model], deviation))
+            let matrix = ParameterSpec::matrix(name, [rows, d_model], deviation);
+            builder.parameter(ParameterSpec { role: Role::Embedding, ..matrix })
         };
         let tokens = table(tokens)?;
         let positions = match positions {

@@ -9,6 +9,7 @@ use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 use crate::{
     Error,
     backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24, op::Orientation},
+    optim::UpdateRule,
 };
 
 /// The initial values of a parameter.
@@ -29,6 +30,42 @@ pub enum Sparsity {
     Sparsifiable,
 }
 
+/// The place of a parameter in the model, by which weight decay may leave it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The weight of a linear layer.
+    Matrix,
+    /// A table whose rows are looked up.
+    Embedding,
+    /// A bias, or a parameter of a norm.
+    Vector,
+}
+
+/// The parameters that weight decay leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+pub enum NoWeightDecay {
+    /// None: all are decayed.
+    None,
+    /// Biases and the parameters of norms.
+    #[default]
+    Vectors,
+    /// These, and the tables of tokens, positions and segments.
+    VectorsAndEmbeddings,
+}
+
+impl NoWeightDecay {
+    /// Whether weight decay leaves out parameters of this role.
+    #[must_use]
+    pub const fn covers(self, role: Role) -> bool {
+        match (self, role) {
+            (Self::None, _) | (_, Role::Matrix) | (Self::Vectors, Role::Embedding) => false,
+            (_, Role::Vector) | (Self::VectorsAndEmbeddings, Role::Embedding) => true,
+        }
+    }
+}
+
 /// The declaration of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSpec {
@@ -38,25 +75,25 @@ pub struct ParameterSpec {
     pub shape: [usize; 2],
     /// Its initial values.
     pub init: Init,
-    /// The factor of the recipe's weight decay: 1 for matrices, 0 for vectors.
-    pub weight_decay: f32,
+    /// Its place in the model.
+    pub role: Role,
     /// Whether masks may prune it.
     pub sparsity: Sparsity,
 }
 
 impl ParameterSpec {
-    /// A dense matrix with normal initial values and weight decay.
+    /// A dense matrix with normal initial values.
     #[must_use]
     pub fn matrix(name: impl Into<String>, shape: [usize; 2], deviation: f32) -> Self {
         let (name, init) = (name.into(), Init::Normal(deviation));
-        Self { name, shape, init, weight_decay: 1.0, sparsity: Sparsity::Dense }
+        Self { name, shape, init, role: Role::Matrix, sparsity: Sparsity::Dense }
     }
 
-    /// A constant vector without weight decay.
+    /// A constant vector.
     #[must_use]
     pub fn vector(name: impl Into<String>, length: usize, value: f32) -> Self {
         let (name, shape, init) = (name.into(), [1, length], Init::Constant(value));
-        Self { name, shape, init, weight_decay: 0.0, sparsity: Sparsity::Dense }
+        Self { name, shape, init, role: Role::Vector, sparsity: Sparsity::Dense }
     }
 }
 
@@ -69,10 +106,10 @@ pub struct Parameter {
     pub weight: Tensor,
     /// dL/dw.
     pub gradient: Tensor,
-    /// Adam's m.
+    /// m.
     pub first_moment: Tensor,
-    /// Adam's v.
-    pub second_moment: Tensor,
+    /// v, if the update rule has it.
+    pub second_moment: Option<Tensor>,
     /// Masks and pruned operands, if the method prunes it.
     pub pruned: Option<Pruned>,
 }
@@ -138,6 +175,7 @@ impl Parameters {
         backend: &mut dyn Backend,
         spec: ParameterSpec,
         operands: &[Orientation],
+        rule: &UpdateRule,
     ) -> Result<Handle, Error> {
         let shape = spec.shape;
         let mut alloc = |what: &str, region| {
@@ -146,7 +184,8 @@ impl Parameters {
         let weight = alloc("", Region::Parameters)?;
         let gradient = alloc(" gradient", Region::Gradients)?;
         let first_moment = alloc(" first moment", Region::Moments)?;
-        let second_moment = alloc(" second moment", Region::Moments)?;
+        let second_moment =
+            rule.adam().map(|_| alloc(" second moment", Region::Moments)).transpose()?;
         let mut operand = |orientation: &Orientation| {
             let mask = backend.alloc_mask(shape)?;
             Ok::<_, Error>((mask, backend.alloc_weight24(shape, *orientation)?))
@@ -185,14 +224,19 @@ impl Parameters {
 
     /// The optimizer's table.
     #[must_use]
-    pub fn optimizer_table(&self, weight_decay: f32, masks: DecayTable) -> Vec<OptimizerEntry> {
+    pub fn optimizer_table(
+        &self,
+        weight_decay: f32,
+        without: NoWeightDecay,
+        masks: DecayTable,
+    ) -> Vec<OptimizerEntry> {
         self.iter()
             .map(|parameter| OptimizerEntry {
                 weight: parameter.weight,
                 gradient: parameter.gradient,
                 first_moment: parameter.first_moment,
                 second_moment: parameter.second_moment,
-                weight_decay: parameter.spec.weight_decay * weight_decay,
+                weight_decay: if without.covers(parameter.spec.role) { 0.0 } else { weight_decay },
                 mask: match masks {
                     DecayTable::Masked => parameter.pruned.map(|pruned| pruned.mask),
                     DecayTable::Dense => None,

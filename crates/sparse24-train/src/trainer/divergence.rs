@@ -40,7 +40,7 @@ impl Trainer {
     fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>, Error> {
         let step = self.step() + 1;
         let phase = *self.phase_of(step);
-        for micro_step in 0..self.recipe.gradient_accumulation_steps.get() {
+        for micro_step in 0..self.recipe.gradient_accumulation.of(step) {
             self.prepare_batch(objective, StepState { micro_step, ..self.step_state(step) })?;
             let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
             let (mut found, mut layer) = (None, "the embedding".to_owned());

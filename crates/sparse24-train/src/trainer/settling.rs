@@ -8,8 +8,8 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Copy},
     method::{Method, Until},
-    nn::Parameters,
-    optim::{AdamVariant, AdamW, bias_corrections},
+    nn::{Parameter, Parameters},
+    optim::{Adam, AdamVariant, Optimizer, UpdateRule, bias_corrections},
 };
 
 /// Copies of the second moments before an update, for a method that watches them.
@@ -36,9 +36,10 @@ impl Variances {
         backend: &mut dyn Backend,
         parameters: &Parameters,
     ) -> Result<(), Error> {
-        parameters.iter().zip(&self.0).try_for_each(|(parameter, &to)| {
-            backend.run(Copy { from: parameter.second_moment, to })
-        })
+        parameters
+            .iter()
+            .zip(&self.0)
+            .try_for_each(|(parameter, &to)| backend.run(Copy { from: watched(parameter), to }))
     }
 
     /// Z: the mean distance, over all weights, from the copies.
@@ -49,11 +50,15 @@ impl Variances {
     ) -> Result<f32, Error> {
         let (mut sum, mut weights) = (0.0, 0);
         for (parameter, &copy) in parameters.iter().zip(&self.0) {
-            sum += backend.l1_distance(parameter.second_moment, copy)?;
+            sum += backend.l1_distance(watched(parameter), copy)?;
             weights += copy.elements();
         }
         Ok((sum / weights as f64) as f32)
     }
+}
+
+fn watched(parameter: &Parameter) -> Tensor {
+    parameter.second_moment.expect("Recipe::check wants Adam")
 }
 
 impl Trainer {
@@ -63,7 +68,8 @@ impl Trainer {
             return;
         };
         let (step, steps) = (self.progress.step, self.recipe.steps);
-        let AdamW { beta2, epsilon, .. } = self.recipe.optimizer;
+        let adam = self.recipe.optimizer.rule.adam().expect("Recipe::check wants Adam");
+        let Adam { beta2, epsilon, .. } = adam;
         let changes = &mut self.progress.variance_changes;
         changes.drain(..changes.len().saturating_sub(settling_window(beta2)));
         let settled = step >= earliest.of(steps) && has_settled(changes, beta2, epsilon);
@@ -77,11 +83,11 @@ impl Trainer {
     ///
     /// With b2 = 1 the update leaves v as it is, to the bit: 1 v + (0 g) g. Its correction is that
     /// of the last step that changed it.
-    pub(super) fn update_rule(&self, phase: usize, step: u32) -> (AdamW, [f32; 2]) {
-        let rule = self.recipe.optimizer;
-        let corrections = bias_corrections(&rule, step);
+    pub(super) fn optimizer(&self, phase: usize, step: u32) -> (Optimizer, [f32; 2]) {
+        let optimizer = self.recipe.optimizer;
+        let corrections = bias_corrections(&optimizer.rule, step);
         match self.recipe.method.phases[phase].optimizer {
-            AdamVariant::Standard => (rule, corrections),
+            AdamVariant::Standard => (optimizer, corrections),
             AdamVariant::FrozenVariance => {
                 let Recipe { method, steps, .. } = &self.recipe;
                 let ends = &self.progress.ends;
@@ -93,10 +99,14 @@ impl Trainer {
                 let thawed =
                     (0..phase).rev().find(changes).expect("Method::check wants a step before");
                 let frozen_after = method.last_step(thawed, *steps, ends);
-                (
-                    AdamW { beta2: 1.0, ..rule },
-                    [corrections[0], bias_corrections(&rule, frozen_after)[1]],
-                )
+                let second = bias_corrections(&optimizer.rule, frozen_after)[1];
+                let freeze = |adam| Adam { beta2: 1.0, ..adam };
+                let rule = match optimizer.rule {
+                    UpdateRule::AdamW(adam) => UpdateRule::AdamW(freeze(adam)),
+                    UpdateRule::Adam(adam) => UpdateRule::Adam(freeze(adam)),
+                    rule => rule,
+                };
+                (Optimizer { rule, ..optimizer }, [corrections[0], second])
             }
         }
     }

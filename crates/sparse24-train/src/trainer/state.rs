@@ -22,9 +22,9 @@ pub struct ParameterState {
     pub shape: [usize; 2],
     /// w, row-major.
     pub weight: Vec<f32>,
-    /// Adam's m.
+    /// m.
     pub first_moment: Vec<f32>,
-    /// Adam's v.
+    /// v; empty if the update rule has none.
     pub second_moment: Vec<f32>,
     /// In a sparse phase, the mask that the next forward pass uses.
     pub mask: Option<Mask>,
@@ -55,8 +55,10 @@ impl From<u32> for Progress {
 }
 
 impl ParameterState {
-    fn values(&mut self) -> [&mut Vec<f32>; 3] {
-        [&mut self.weight, &mut self.first_moment, &mut self.second_moment]
+    /// w, m and, if the update rule `has_v`, v.
+    fn values(&mut self, has_v: bool) -> impl Iterator<Item = &mut Vec<f32>> {
+        let second = has_v.then_some(&mut self.second_moment);
+        [&mut self.weight, &mut self.first_moment].into_iter().chain(second)
     }
 }
 
@@ -79,6 +81,7 @@ impl Trainer {
         mut states: Vec<ParameterState>,
     ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
         let is_sparse = self.phase().mask().is_some();
+        let has_v = self.recipe.optimizer.rule.adam().is_some();
         let mut memories = self.memories.iter();
         let (backend, parameters) = (&mut *self.backend, &self.allocated.parameters);
         states.resize_with(parameters.iter().len(), ParameterState::default);
@@ -94,13 +97,14 @@ impl Trainer {
             state.dgrad_mask = download(used.and_then(|pruned| pruned.dgrad).map(|(id, _)| id))?;
             state.row_order = memory.filter(|_| is_sparse).and_then(|memory| memory.order.clone());
             state.scale = memory.and_then(|memory| memory.scale);
-            from.extend([parameter.weight, parameter.first_moment, parameter.second_moment]);
-            to.extend(state.values().map(mem::take));
+            from.extend([parameter.weight, parameter.first_moment]);
+            from.extend(parameter.second_moment);
+            to.extend(state.values(has_v).map(mem::take));
         }
         let copied = backend.copy_out(&from, to)?;
         Ok(move || {
             let values = copied()?;
-            let places = states.iter_mut().flat_map(ParameterState::values);
+            let places = states.iter_mut().flat_map(|state| state.values(has_v));
             places.zip(values).for_each(|(place, values)| *place = values);
             Ok(states)
         })
@@ -127,7 +131,13 @@ impl Trainer {
             let state = find(states, parameter)?;
             backend.upload(parameter.weight, &state.weight)?;
             backend.upload(parameter.first_moment, &state.first_moment)?;
-            backend.upload(parameter.second_moment, &state.second_moment)?;
+            match parameter.second_moment {
+                Some(v) if state.second_moment.is_empty() && v.elements() > 0 => {
+                    return Err(missing(parameter, "second moment"));
+                }
+                Some(v) => backend.upload(v, &state.second_moment)?,
+                None => {}
+            }
             let memory = parameter.pruned.and_then(|_| memories.next());
             let Some((pruned, memory)) = parameter.pruned.zip(memory) else { continue };
             *memory = Memory { order: state.row_order.clone(), scale: state.scale };

@@ -1,22 +1,23 @@
 //! Optimizer steps of a sparse method: masks, sampled gradients, accumulation, clipping, masked
-//! decay, AdamW, the learning rate, refreshes and the switch.
+//! decay, the optimizer, the learning rate, refreshes and the switch.
 //!
 //! A [`Part`] can be left out, to test that the comparison notices.
 
 use std::collections::BTreeMap;
 
 use sparse24_tests::oracle::{
-    adamw, approximate_probabilities,
+    approximate_probabilities,
     arithmetic::{Arithmetic, Matrix, Tensors},
     canonical, largest_two,
     layers::Address,
+    optimizer::Step,
 };
 use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify},
-    nn::BatchShape,
+    nn::{BatchShape, NoWeightDecay},
     objective::Batch,
-    optim::MaskedDecay,
-    schedule::Decay,
+    optim::{Adam, MaskedDecay, UpdateRule},
+    schedule::{Decay, GradientAccumulation},
     trainer::Recipe,
 };
 
@@ -253,8 +254,13 @@ impl Run {
         let (peak, floor) = (f64::from(schedule.peak), f64::from(schedule.floor));
         let (t, warmup) = (f64::from(self.step), f64::from(schedule.warmup_steps));
         let span = f64::from(schedule.decay_steps) - warmup;
-        let rate = if t <= warmup {
-            peak * t / (warmup + 1.0)
+        let start = f64::from(schedule.warmup_start);
+        let rate = if t <= warmup && schedule.decay != Decay::Triangle {
+            if start > 0.0 {
+                start + (peak - start) * (t - 1.0) / warmup
+            } else {
+                peak * t / (warmup + 1.0)
+            }
         } else if t - 1.0 > f64::from(schedule.decay_steps) {
             floor
         } else {
@@ -263,39 +269,71 @@ impl Run {
                 Decay::Cosine => (1.0 - (std::f64::consts::PI * left).cos()) / 2.0,
                 Decay::Linear => left,
                 Decay::Wsd => f64::min(1.0, left * span / f64::from(schedule.cooldown_steps)),
+                Decay::InverseSqrt => (warmup / (t - 1.0)).sqrt(),
+                Decay::Triangle => {
+                    let sizes = accumulation(&self.recipe.gradient_accumulation);
+                    let done: u32 = sizes[..self.step as usize].iter().sum();
+                    let x = f64::from(done - 1) / f64::from(sizes.iter().sum::<u32>());
+                    f64::min(0.25 + x, 4.0 - 4.0 * x)
+                }
             };
             floor + (peak - floor) * factor
         };
         self.arithmetic.rounded(rate, 1.0, rate)
     }
 
-    /// Clipping, masked decay, AdamW; weight decay on matrices.
+    /// Clipping, masked decay, the optimizer and its weight decay.
     fn update(&mut self, gradients: &Tensors, norm: f64, rate: f64, sparse: bool) {
-        let (a, rules, mut rule) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
+        let (a, rules, mut optimizer) = (&mut self.arithmetic, self.rules, self.recipe.optimizer);
         if rules.without == Some(Part::Clipping) {
-            rule.clip = f32::INFINITY;
+            optimizer.clip = f32::INFINITY;
         }
         let frozen = rules.dense_first > 0 && sparse;
         let corrected = [self.step, if frozen { rules.dense_first } else { self.step }];
-        let corrections = [(rule.beta1, corrected[0]), (rule.beta2, corrected[1])]
+        let adam = optimizer.rule.adam();
+        let betas = adam.map_or([0.0; 2], |adam| [adam.beta1, adam.beta2]);
+        let corrections = [(betas[0], corrected[0]), (betas[1], corrected[1])]
             .map(|(beta, step)| 1.0 - f64::from(beta).powi(step as i32))
             .map(|c| a.rounded(c, 2.0, c));
-        if frozen {
-            rule.beta2 = 1.0;
+        if let Some(adam) = adam.filter(|_| frozen) {
+            optimizer.rule = UpdateRule::AdamW(Adam { beta2: 1.0, ..adam });
         }
         let states = self.weights.iter_mut().zip(self.first_moments.values_mut());
         let states = states.zip(self.second_moments.values_mut());
-        let (masks, decay) = (&self.masks, f64::from(self.recipe.weight_decay));
+        let Recipe { weight_decay, no_weight_decay, .. } = self.recipe;
+        let (masks, decay) = (&self.masks, f64::from(weight_decay));
         let parameters = states.map(|(((name, w), m), v)| {
             let mask = masks.get(name).filter(|_| sparse && rules.without != Some(Part::Decay));
             // The output layer of a number has one row.
             let matrix = w.nrows() > 1 || ["score.weight", "classifier.weight"].contains(&&**name);
-            let matrix = matrix && rules.without != Some(Part::WeightDecay);
+            let is_table = ["wte.weight", "wpe.weight"].contains(&&**name);
+            let decays = match no_weight_decay {
+                NoWeightDecay::None => true,
+                NoWeightDecay::Vectors => matrix,
+                NoWeightDecay::VectorsAndEmbeddings => matrix && !is_table,
+            };
+            let decays = decays && rules.without != Some(Part::WeightDecay);
             let pruned = move |at: usize| mask.is_some_and(|kept| !kept[at]);
-            ([w, m, v], &gradients[name], if matrix { decay } else { 0.0 }, pruned)
+            ([w, m, v], &gradients[name], if decays { decay } else { 0.0 }, pruned)
         });
-        adamw::Step { rule, decay: rules.decay, rate, corrections }.apply(a, norm, parameters);
+        Step { optimizer, decay: rules.decay, rate, corrections }.apply(a, norm, parameters);
     }
+}
+
+/// The micro-batches of every step of a run.
+pub(crate) fn accumulation(of: &GradientAccumulation) -> Vec<u32> {
+    let (first, last) = (of.first.get(), of.last.get());
+    let sizes = f64::from(last - first + 1);
+    let mean = (first..=last).map(|size| 1.0 / f64::from(size)).sum::<f64>() / sizes;
+    let all = (f64::from(of.steps) / mean).round();
+    let mut before = 0;
+    let size = |_| {
+        let growth = (f64::from(before) * sizes / all).floor() as u32;
+        let size = last.min(first + growth);
+        before += size;
+        size
+    };
+    (0..of.steps).map(size).collect()
 }
 
 /// The operands of a step: pruned where there is a mask.

@@ -1,7 +1,7 @@
 //! The optimizer, copies and fills on the CPU.
 
 use sparse24_core::op::NonFinite;
-use sparse24_cpu::adamw;
+use sparse24_cpu::optimizer;
 
 use super::CpuBackend;
 use crate::{
@@ -33,7 +33,7 @@ impl CpuBackend {
             .iter()
             .map(|entry| {
                 let gradient = self.buffers.floats(entry.gradient);
-                adamw::squared_norm(&gradient[..entry.gradient.elements()])
+                optimizer::squared_norm(&gradient[..entry.gradient.elements()])
             })
             .collect();
         self.grad_norm = squares.iter().sum::<f64>().sqrt() as f32;
@@ -48,26 +48,29 @@ impl CpuBackend {
             return Ok(());
         }
         let TableId(table) = op.table;
-        let gradient_scale = op.rule.gradient_scale(self.grad_norm);
+        let gradient_scale = op.optimizer.gradient_scale(self.grad_norm);
         for &entry in &self.tables[table] {
-            let tensors = [entry.weight, entry.first_moment, entry.second_moment];
-            let [mut w, mut m, mut v] = tensors.map(|t| self.buffers.take(t));
+            let [mut w, mut m] = [entry.weight, entry.first_moment].map(|t| self.buffers.take(t));
+            let mut v = entry.second_moment.map(|t| self.buffers.take(t)).unwrap_or_default();
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
             let g = self.buffers.floats(entry.gradient);
-            let done = adamw::adamw_step(
+            let done = optimizer::optimizer_step(
                 &mut w,
                 g,
                 &mut m,
                 &mut v,
-                op.rule,
+                op.optimizer,
                 &self.state,
                 entry.weight_decay,
                 gradient_scale,
                 op.decay,
                 mask,
             );
-            for (t, data) in tensors.into_iter().zip([w, m, v]) {
-                self.buffers.put(t, data);
+            let moments = [Some(entry.first_moment), entry.second_moment];
+            for (t, data) in [Some(entry.weight)].into_iter().chain(moments).zip([w, m, v]) {
+                if let Some(t) = t {
+                    self.buffers.put(t, data);
+                }
             }
             done?;
         }

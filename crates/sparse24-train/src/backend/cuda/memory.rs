@@ -1,7 +1,7 @@
 //! The memory of the CUDA adaptor.
 
 use sparse24_core::Mask;
-use sparse24_cuda::{adamw, compressed::Compressed};
+use sparse24_cuda::{compressed::Compressed, optimizer};
 
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
@@ -67,18 +67,18 @@ impl Memory for CudaBackend {
     }
 
     fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
-        let row = |entry: &OptimizerEntry| adamw::Parameter {
+        let row = |entry: &OptimizerEntry| optimizer::Parameter {
             w: self.buffers.floats(entry.weight),
             g: self.buffers.floats(entry.gradient),
             m: self.buffers.floats(entry.first_moment),
-            v: self.buffers.floats(entry.second_moment),
+            v: entry.second_moment.map(|v| self.buffers.floats(v)),
             tiles: entry.mask.map(|MaskId(at)| self.masks[at].0),
             shadow: Some(self.buffers.copy_of(entry.weight)),
             weight_decay: entry.weight_decay,
         };
         let parameters: Vec<_> = table.iter().map(row).collect();
         self.gpu.set_purpose(Region::Scratch.name());
-        self.tables.push(adamw::Parameters::new(&mut self.gpu, &parameters)?);
+        self.tables.push(optimizer::Parameters::new(&mut self.gpu, &parameters)?);
         Ok(TableId(self.tables.len() - 1))
     }
 

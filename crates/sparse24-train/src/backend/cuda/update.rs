@@ -1,6 +1,6 @@
 //! The optimizer, copies and fills on a GPU.
 
-use sparse24_cuda::adamw;
+use sparse24_cuda::optimizer;
 
 use super::{CudaBackend, graph::Writes};
 use crate::{
@@ -21,13 +21,13 @@ impl CudaBackend {
             UpdateOp::Fill(Fill { to, value }) => self.upload(*to, &vec![*value; to.elements()]),
             UpdateOp::GradNorm(op) => {
                 let TableId(table) = op.table;
-                Ok(adamw::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
+                Ok(optimizer::grad_norm(&mut self.gpu, &self.tables[table], self.health)?)
             }
             UpdateOp::OptimizerStep(op) => {
                 self.gpu.wait_for_copies()?;
                 self.writes = Writes::Parameters;
-                let table = &self.tables[op.table.0];
-                Ok(adamw::adamw_step(&mut self.gpu, table, op.rule, op.decay, self.health)?)
+                let (gpu, table) = (&mut self.gpu, &self.tables[op.table.0]);
+                Ok(optimizer::optimizer_step(gpu, table, op.optimizer, op.decay, self.health)?)
             }
         }
     }

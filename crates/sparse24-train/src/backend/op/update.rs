@@ -1,6 +1,6 @@
 //! The optimizer, copies and fills.
 
-use sparse24_core::op::{AdamW, MaskedDecay};
+use sparse24_core::op::{MaskedDecay, Optimizer};
 
 use super::operations;
 use crate::backend::{MaskId, TableId, Tensor};
@@ -45,14 +45,14 @@ pub struct GradNorm {
     pub table: TableId,
 }
 
-/// One AdamW step for every row of a table, clipped by the norm of [`GradNorm`], with masked decay;
-/// a no-op while the flag is up.
+/// One step of the optimizer for every row of a table, clipped by the norm of [`GradNorm`], with
+/// masked decay; a no-op while the flag is up.
 #[derive(Debug, Clone, Copy)]
 pub struct OptimizerStep<'a> {
     /// Table of the optimizer.
     pub table: TableId,
-    /// Hyperparameters.
-    pub rule: &'a AdamW,
+    /// The optimizer.
+    pub optimizer: &'a Optimizer,
     /// Masked decay, for rows with a mask.
     pub decay: MaskedDecay,
 }
@@ -64,11 +64,11 @@ pub struct OptimizerEntry {
     pub weight: Tensor,
     /// dL/dw.
     pub gradient: Tensor,
-    /// Adam's m.
+    /// m.
     pub first_moment: Tensor,
-    /// Adam's v.
-    pub second_moment: Tensor,
-    /// Decoupled weight decay of this tensor.
+    /// v, if the update rule has it.
+    pub second_moment: Option<Tensor>,
+    /// Weight decay of this tensor.
     pub weight_decay: f32,
     /// The mask of the forward pass, where masked decay applies.
     pub mask: Option<MaskId>,

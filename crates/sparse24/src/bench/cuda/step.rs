@@ -135,7 +135,7 @@ fn measure(
     let warm_up = WARM_UP * interval.map_or(1, |_| REFRESH_INTERVAL.get() as usize);
     note(format_args!(
         "{warm_up} steps of {} tokens to warm up, {timed} timed, {profiled} profiled",
-        recipe.tokens_per_step()
+        recipe.tokens_of(1)
     ));
     for _ in 0..warm_up {
         trainer.train_step(&batches, FlipSampling::Skip)?;
@@ -157,12 +157,12 @@ fn measure(
         device: trainer.backend().device().description,
         preset: config.preset.clone(),
         method: config.method.name.clone(),
-        tokens_per_step: recipe.tokens_per_step(),
+        tokens_per_step: recipe.tokens_of(1),
         phase: trainer.phase().kind().to_string(),
         step_ms,
         steps: timed,
         refresh,
-        tokens_per_s: recipe.tokens_per_step() as f64 / mean(step_ms, refresh) * 1e3,
+        tokens_per_s: recipe.tokens_of(1) as f64 / mean(step_ms, refresh) * 1e3,
         profiled_step_ms,
         profiled_steps: profiled,
         covered_ms,
@@ -225,7 +225,7 @@ fn print_table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
     say!("{device}");
     say!(
         "{preset}, {method} ({phase} phase), {} x {} sequences of {}, {:.1} GiB held by buffers",
-        recipe.gradient_accumulation_steps,
+        recipe.gradient_accumulation.first,
         recipe.batch.size,
         recipe.batch.sequence_length,
         report.bytes_held as f64 / f64::from(1 << 30)

@@ -1,11 +1,11 @@
-//! AdamW with clipping and masked decay over a table of tensors, and the gradient norm for
-//! clipping.
+//! The step of an optimizer with clipping and masked decay over a table of tensors, and the gradient
+//! norm for clipping.
 //!
-//! A step has the bits of `sparse24_cpu::adamw`, with the scalars of the device's step state. The
+//! A step has the bits of `sparse24_cpu::optimizer`, with the scalars of the device's step state. The
 //! norm and the flag stay on the device: neither operation waits.
 
 use half::bf16;
-use sparse24_core::op::{AdamW, MaskedDecay};
+use sparse24_core::op::{Adam, MaskedDecay, Optimizer, UpdateRule};
 
 use crate::{
     Device, Error, Matrix,
@@ -23,13 +23,13 @@ pub struct Parameter {
     pub g: Matrix<f32>,
     /// First moment, updated in place.
     pub m: Matrix<f32>,
-    /// Second moment, updated in place.
-    pub v: Matrix<f32>,
+    /// Second moment, updated in place; a rule without one does not read it.
+    pub v: Option<Matrix<f32>>,
     /// Mask of the forward pass `[rows/4, columns/4]`, if masked decay applies.
     pub tiles: Option<Matrix<u16>>,
     /// The weights rounded to bf16, overwritten by every step.
     pub shadow: Option<Matrix<bf16>>,
-    /// Decoupled weight decay.
+    /// Weight decay.
     pub weight_decay: f32,
 }
 
@@ -39,6 +39,8 @@ pub struct Parameters {
     table: Matrix<u64>,
     chunks: Matrix<u64>,
     sums: Matrix<u64>,
+    /// Whether every tensor has a second moment.
+    has_v: bool,
 }
 
 /// Elements of a chunk, and threads that share it, as in `kernels/parameters.cuh`.
@@ -62,9 +64,10 @@ impl Parameters {
             parameters.iter().enumerate()
         {
             let shape @ [_, columns] = w.shape();
-            for (operand, matrix) in [("w", w), ("g", g), ("m", m), ("v", v)] {
+            for (operand, matrix) in [("w", w), ("g", g), ("m", m)] {
                 checks.input(operand, matrix, shape, 16)?;
             }
+            checks.optional("v", v, shape, 16)?;
             if let Some(tiles) = tiles {
                 checks.input("the mask", tiles, check_tiled(OPERATION, shape)?, 2)?;
             }
@@ -72,8 +75,9 @@ impl Parameters {
                 .optional("the bf16 copy", shadow, shape, 8)?
                 .limit("the number of columns", columns, LIMIT)?
                 .limit("the number of groups", w.elements() / 4, LIMIT)?;
-            table.extend([w, g, m, v].map(|matrix| matrix.address));
+            table.extend([w, g, m].map(|matrix| matrix.address));
             table.extend([
+                v.map_or(0, |v| v.address),
                 tiles.map_or(0, |tiles| tiles.address),
                 shadow.map_or(0, |shadow| shadow.address),
                 w.elements() as u64,
@@ -92,6 +96,7 @@ impl Parameters {
             table: upload("optimizer table", &table)?,
             chunks: upload("optimizer chunks", &chunks)?,
             sums: upload("sums of squares", &vec![0; chunks.len()])?,
+            has_v: parameters.iter().all(|parameter| parameter.v.is_some()),
         })
     }
 
@@ -112,7 +117,7 @@ pub fn grad_norm(
     parameters: &Parameters,
     health: Matrix<u32>,
 ) -> Result<(), Error> {
-    let Parameters { table, chunks, sums } = *parameters;
+    let Parameters { table, chunks, sums, .. } = *parameters;
     parameters.check(device, health)?;
     let grid = Grid::line(chunks.elements(), CHUNK_THREADS);
     device.launch("square_sums", grid, &arguments![table, chunks, sums])?;
@@ -120,29 +125,37 @@ pub fn grad_norm(
     device.launch("norm_of_sums", Grid::line(1, 1024), &arguments![chunks, sums, health, count])
 }
 
-/// One step of [`AdamW`] for every tensor of the table, with the norm of [`grad_norm`] and the
+/// One step of the optimizer for every tensor of the table, with the norm of [`grad_norm`] and the
 /// scalars of the step state. Does nothing while the flag is up. NaNs stay NaN, with any payload.
 ///
 /// # Errors
-/// See [`grad_norm`].
-pub fn adamw_step(
+/// [`Error::Shape`] for a rule whose second moment a tensor lacks; see [`grad_norm`].
+pub fn optimizer_step(
     device: &mut Device,
     parameters: &Parameters,
-    rule: &AdamW,
+    optimizer: &Optimizer,
     decay: MaskedDecay,
     health: Matrix<u32>,
 ) -> Result<(), Error> {
-    let Parameters { table, chunks, .. } = *parameters;
+    let Parameters { table, chunks, has_v, .. } = *parameters;
     parameters.check(device, health)?;
-    let (on_gradients, on_weights) = match decay {
-        MaskedDecay::None => (0.0, 0.0),
-        MaskedDecay::OnGradients(lambda) => (lambda, 0.0),
-        MaskedDecay::OnWeights(lambda) => (0.0, lambda),
+    let Optimizer { rule, clip } = *optimizer;
+    if rule.adam().is_some() && !has_v {
+        let (expected, found) = ([1, 1], [0, 0]);
+        return Err(Error::Shape { operation: OPERATION, operand: "v", expected, found });
+    }
+    let [on_gradients, on_weights] = decay.placed();
+    let (kernel, Adam { beta1, beta2, epsilon }) = match rule {
+        UpdateRule::AdamW(adam) => ("adamw_step", adam),
+        UpdateRule::Adam(adam) => ("adam_step", adam),
+        UpdateRule::Sgd { momentum } => {
+            ("sgd_step", Adam { beta1: momentum, beta2: 0.0, epsilon: 0.0 })
+        }
+        UpdateRule::Lion { beta1, beta2 } => ("lion_step", Adam { beta1, beta2, epsilon: 0.0 }),
     };
-    let AdamW { beta1, beta2, epsilon, clip } = *rule;
     let state = device.state();
     device.launch(
-        "adamw_step",
+        kernel,
         Grid::line(chunks.elements(), CHUNK_THREADS),
         &arguments![
             table,

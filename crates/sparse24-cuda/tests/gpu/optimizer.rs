@@ -1,16 +1,16 @@
-//! grad_norm and adamw_step.
+//! grad_norm and optimizer_step.
 
 use half::bf16;
 use ndarray::Array2;
 use sparse24_core::{
     Mask, MaskKind,
-    op::{AdamW, MaskedDecay, NonFinite, StepState},
+    op::{Adam, MaskedDecay, NonFinite, Optimizer, StepState, UpdateRule},
 };
-use sparse24_cpu::{adamw as cpu, search::mask_search};
+use sparse24_cpu::{optimizer as cpu, search::mask_search};
 use sparse24_cuda::{
     Device, Matrix,
-    adamw::{Parameter, Parameters, adamw_step, grad_norm},
     health::Health,
+    optimizer::{Parameter, Parameters, grad_norm, optimizer_step},
 };
 
 use crate::{
@@ -33,9 +33,13 @@ const DECAYS: [MaskedDecay; 3] =
 const SHAPES: [[usize; 2]; 8] =
     [[1, 1], [4, 36], [1, 7], [68, 132], [0, 8], [1, 8191], [1, 16_390], [256, 260]];
 
-fn rule(clip: f32) -> AdamW {
-    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, clip }
-}
+const ADAM: Adam = Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+const RULES: [UpdateRule; 4] = [
+    UpdateRule::AdamW(ADAM),
+    UpdateRule::Adam(ADAM),
+    UpdateRule::Sgd { momentum: 0.9 },
+    UpdateRule::Lion { beta1: 0.9, beta2: 0.99 },
+];
 
 /// A tensor on the host and on the device.
 struct Tensor {
@@ -46,11 +50,21 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// w, g, m, v; every second tensor has a bf16 copy and, if its shape allows, a mask.
-    fn new(device: &mut Device, place: usize, draw: impl Fn(u64) -> Array2<f32>) -> Self {
+    /// w, g, m and, if the rule has it, v; every second tensor has a bf16 copy and, if its shape
+    /// allows, a mask.
+    fn new(
+        device: &mut Device,
+        rule: &UpdateRule,
+        place: usize,
+        draw: impl Fn(u64) -> Array2<f32>,
+    ) -> Self {
         let seed = 10 * place as u64;
-        let host = [draw(seed), draw(seed + 1), draw(seed + 2), draw(seed + 3).mapv(f32::abs)];
+        let mut host = [draw(seed), draw(seed + 1), draw(seed + 2), draw(seed + 3).mapv(f32::abs)];
         let [w, g, m, v] = host.each_ref().map(|host| upload(device, host));
+        let v = rule.adam().map(|_| v);
+        if v.is_none() {
+            host[3] = Array2::default([0, 0]);
+        }
         let shape = w.shape();
         let second = place % 2 == 1;
         let mask = (second && shape[0] % 4 == 0 && shape[1] % 4 == 0).then(|| {
@@ -75,11 +89,12 @@ impl Tensor {
     }
 
     /// Takes the CPU's step on the host's copy.
-    fn step(&mut self, rule: &AdamW, decay: MaskedDecay, norm: f32) {
-        let (weight_decay, scale) = (self.on_device.weight_decay, rule.gradient_scale(norm));
+    fn step(&mut self, optimizer: &Optimizer, decay: MaskedDecay, norm: f32) {
+        let (weight_decay, scale) = (self.on_device.weight_decay, optimizer.gradient_scale(norm));
         let [w, g, m, v] = self.host.each_mut().map(|host| host.as_slice_mut().expect("row-major"));
         let mask = self.mask.as_ref();
-        cpu::adamw_step(w, g, m, v, rule, &STATE, weight_decay, scale, decay, mask).expect("fits");
+        cpu::optimizer_step(w, g, m, v, optimizer, &STATE, weight_decay, scale, decay, mask)
+            .expect("fits");
     }
 
     fn expect_equal(&self, device: &mut Device, what: &str) {
@@ -87,8 +102,9 @@ impl Tensor {
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let Parameter { w, m, v, .. } = self.on_device;
         for (operand, found, expected) in
-            [("w", w, &self.host[0]), ("m", m, &self.host[2]), ("v", v, &self.host[3])]
+            [("w", Some(w), &self.host[0]), ("m", Some(m), &self.host[2]), ("v", v, &self.host[3])]
         {
+            let Some(found) = found else { continue };
             let found = device.download(found).expect("read");
             let differs = found.iter().zip(expected).position(|(&a, &b)| !same(a, b));
             assert_eq!(differs, None, "{what}: {operand} of {:?}", expected.dim());
@@ -106,11 +122,15 @@ impl Tensor {
     }
 }
 
-fn tensors(device: &mut Device, draw: impl Fn([usize; 2], u64) -> Array2<f32>) -> Vec<Tensor> {
+fn tensors(
+    device: &mut Device,
+    rule: &UpdateRule,
+    draw: impl Fn([usize; 2], u64) -> Array2<f32>,
+) -> Vec<Tensor> {
     SHAPES
         .into_iter()
         .enumerate()
-        .map(|(place, shape)| Tensor::new(device, place, |seed| draw(shape, seed)))
+        .map(|(place, shape)| Tensor::new(device, rule, place, |seed| draw(shape, seed)))
         .collect()
 }
 
@@ -130,12 +150,16 @@ fn read(device: &mut Device, health: Matrix<u32>) -> Health {
     Health::of_words(device.download(health).expect("read").try_into().expect("two words"))
 }
 
+fn cases() -> impl Iterator<Item = (UpdateRule, MaskedDecay)> {
+    RULES.into_iter().flat_map(|rule| DECAYS.map(|decay| (rule, decay)))
+}
+
 #[test]
 fn steps_have_the_cpus_bits() {
     on_gpu(|device| {
-        for decay in DECAYS {
+        for (rule, decay) in cases() {
             for clip in [0.5, f32::INFINITY] {
-                check_steps(device, gaussian, &rule(clip), decay);
+                check_steps(device, gaussian, &Optimizer { rule, clip }, decay);
             }
         }
     });
@@ -149,8 +173,8 @@ fn steps_on_hostile_numbers_have_the_cpus_bits() {
             let x = hostile::<f32>(shape, seed);
             if seed % 10 == 1 { x.mapv(|g| if g.abs() < 1e18 { g } else { 0.0 }) } else { x }
         };
-        for decay in DECAYS {
-            check_steps(device, draw, &rule(1.0), decay);
+        for (rule, decay) in cases() {
+            check_steps(device, draw, &Optimizer { rule, clip: 1.0 }, decay);
         }
     });
 }
@@ -158,20 +182,20 @@ fn steps_on_hostile_numbers_have_the_cpus_bits() {
 fn check_steps(
     device: &mut Device,
     draw: impl Fn([usize; 2], u64) -> Array2<f32>,
-    rule: &AdamW,
+    optimizer: &Optimizer,
     decay: MaskedDecay,
 ) {
-    let mut tensors = tensors(device, draw);
+    let mut tensors = tensors(device, &optimizer.rule, draw);
     let (table, health) = (table(device, &tensors), health(device));
     device.set_step(&STATE).expect("set");
     for step in 0..2 {
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, rule, decay, health).expect("queued");
+        optimizer_step(device, &table, optimizer, decay, health).expect("queued");
         let health = read(device, health);
         assert_eq!(health.non_finite, None);
         for tensor in &mut tensors {
-            tensor.step(rule, decay, health.grad_norm);
-            tensor.expect_equal(device, &format!("{decay:?}, {rule:?}, step {step}"));
+            tensor.step(optimizer, decay, health.grad_norm);
+            tensor.expect_equal(device, &format!("{decay:?}, {optimizer:?}, step {step}"));
         }
     }
     device.reset().expect("idle");
@@ -181,7 +205,7 @@ fn check_steps(
 #[test]
 fn the_flag_names_the_first_tensor_and_stays_up() {
     on_gpu(|device| {
-        let tensors = tensors(device, gaussian);
+        let tensors = tensors(device, &RULES[0], gaussian);
         let (table, health) = (table(device, &tensors), health(device));
         let flag = |device: &mut Device| {
             grad_norm(device, &table, health).expect("queued");
@@ -213,21 +237,25 @@ fn bad_tables_are_refused() {
     on_gpu(|device| {
         let tensor =
             |device: &mut Device, shape| device.alloc::<f32>("tensor", shape).expect("memory");
-        let [w, g, m, v] = [(); 4].map(|()| tensor(device, [8, 16]));
+        let [w, g, m, second] = [(); 4].map(|()| tensor(device, [8, 16]));
+        let v = Some(second);
         let parameter = Parameter { w, g, m, v, tiles: None, shadow: None, weight_decay: 0.0 };
         let mut refuse =
             |parameters: &[Parameter]| refused(Parameters::new(device, parameters).map(drop));
         assert_eq!(refuse(&[Parameter { g: g.rows(0..4), ..parameter }]), ("shape", "g"));
         assert_eq!(refuse(&[parameter, parameter]).0, "alias");
-        assert_eq!(refuse(&[Parameter { m: v, ..parameter }]).0, "alias");
+        assert_eq!(refuse(&[Parameter { m: second, ..parameter }]).0, "alias");
         let part = |part: fn(Matrix<f32>) -> Matrix<f32>| {
-            let [w, g, m, v] = [w, g, m, v].map(part);
-            [Parameter { w, g, m, v, ..parameter }]
+            let [w, g, m] = [w, g, m].map(part);
+            [Parameter { w, g, m, v: v.map(part), ..parameter }]
         };
         assert_eq!(refuse(&part(|x| x.columns(0..8))), ("gaps", "w"));
         assert_eq!(refuse(&part(|x| x.rows(0..1).columns(1..5))), ("alignment", "w"));
-        let table = Parameters::new(device, &[parameter]).expect("fits");
         let health = health(device);
+        let table = Parameters::new(device, &[Parameter { v: None, ..parameter }]).expect("fits");
+        let adamw = Optimizer { rule: RULES[0], clip: 1.0 };
+        let step = optimizer_step(device, &table, &adamw, MaskedDecay::None, health);
+        assert_eq!(refused(step), ("shape", "v"));
         device.reset().expect("idle");
         assert_eq!(refused(grad_norm(device, &table, health)).0, "stale");
     });
@@ -239,7 +267,8 @@ fn an_empty_table_has_norm_zero() {
         let table = Parameters::new(device, &[]).expect("nothing");
         let health = health(device);
         grad_norm(device, &table, health).expect("queued");
-        adamw_step(device, &table, &rule(1.0), MaskedDecay::None, health).expect("nothing");
+        let adamw = Optimizer { rule: RULES[0], clip: 1.0 };
+        optimizer_step(device, &table, &adamw, MaskedDecay::None, health).expect("nothing");
         assert_eq!(read(device, health), Health { grad_norm: 0.0, non_finite: None });
     });
 }
