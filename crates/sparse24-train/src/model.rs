@@ -167,6 +167,7 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => Self::Gpt2(Gpt2Spec { prediction, ..spec }),
             Self::Bert(spec) => Self::Bert(BertSpec { prediction, ..spec }),
+            Self::CrammedBert(spec) => Self::CrammedBert(BertSpec { prediction, ..spec }),
         }
     }
 

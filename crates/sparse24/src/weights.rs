@@ -229,7 +229,7 @@ impl Initial {
         dataset: &Dataset,
     ) -> Result<Vec<NamedTensor>, Failure> {
         let vocabulary = self.spec.vocabulary();
-        let tokens = config.model.vocabulary(dataset.vocabulary());
+        let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
         if self.found == Some(FolderTokenizer::Other) && dataset.tokenizer().is_some() {
             let problem = "has a tokenizer that is neither gpt2 nor byte, so it cannot read text; \
                            name prepared shards of its token ids";
@@ -273,11 +273,15 @@ fn head_of(
         Labels::Value => "a number".to_owned(),
         Labels::Named(names) => format!("{} classes", names.len()),
         Labels::Found => "classes".to_owned(),
+        Labels::Span => "a span".to_owned(),
     };
     let refuse = |has: String| Err(format!("has {has}, the task {name} expects {expected}"));
     match (task.labels, found) {
-        (_, None) => refuse("no head for one class or number of a sequence".to_owned()),
-        (Labels::Value, Some(Prediction::Value)) => Ok(Prediction::Value),
+        (_, None) => {
+            refuse("no head for one class or number of a sequence, or for a span".to_owned())
+        }
+        (Labels::Value, Some(prediction @ Prediction::Value))
+        | (Labels::Span, Some(prediction @ Prediction::Span)) => Ok(prediction),
         (Labels::Found, Some(prediction @ Prediction::Class(_))) => Ok(prediction),
         (Labels::Named(names), Some(Prediction::Class(classes))) if classes == names.len() => {
             let place =
@@ -296,6 +300,7 @@ fn head_of(
             }
         }
         (_, Some(Prediction::Value)) => refuse("a head for a number".to_owned()),
+        (_, Some(Prediction::Span)) => refuse("a head for a span".to_owned()),
         (_, Some(Prediction::Class(classes))) => refuse(format!("a head for {classes} classes")),
     }
 }

@@ -235,7 +235,7 @@ fn bert_base() -> Config {
             weight_decay: 0.01,
             ..base.optimizer
         },
-        batch: BatchConfig { size: 32, gradient_accumulation_steps: 8 },
+        batch: BatchConfig { size: 32, ..base.batch },
         ..base
     }
 }
@@ -262,7 +262,7 @@ fn bert_crammed() -> Config {
             max_grad_norm: 0.5,
             ..base.optimizer
         },
-        batch: BatchConfig { size: 128, gradient_accumulation_steps: 8 },
+        batch: BatchConfig { size: 128, ..base.batch },
         ..base
     }
 }

@@ -1,4 +1,5 @@
-//! Hugging Face's BERT: `BertForMaskedLM` and `BertForSequenceClassification`.
+//! Hugging Face's BERT: `BertForMaskedLM`, `BertForSequenceClassification` and
+//! `BertForQuestionAnswering`.
 //!
 //! Queries, keys and values are three linear layers there and one here, in this order. The decoder
 //! of the head for masked tokens is tied to the token embedding. A masked model has no pooler, so
@@ -35,7 +36,11 @@ pub(super) const FORMAT: Format = Format {
     ],
     buffers: &["embeddings.position_ids", "embeddings.token_type_ids"],
     tables: [TOKEN_TABLE, "embeddings.position_embeddings.weight"],
-    classes: ["BertForMaskedLM", "BertForSequenceClassification"],
+    classes: [
+        "BertForMaskedLM",
+        "BertForSequenceClassification",
+        "BertForQuestionAnswering",
+    ],
     stored,
     is_transposed: |_| false,
     read,
@@ -106,6 +111,7 @@ fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
         activation,
         sparsify: Sparsify::Ffn,
         mask_probability: MASKED,
+        pooler: raw.hidden_size,
         prediction: None,
     }))
 }

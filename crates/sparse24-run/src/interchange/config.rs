@@ -33,7 +33,7 @@ const ACTIVATIONS: [(&str, Activation); 3] = [
 #[derive(Debug, Clone, PartialEq)]
 pub struct FolderModel {
     /// Its shape, with biases, and with its prediction if it has a head for one class or one number
-    /// per sequence.
+    /// per sequence, or for a span.
     pub spec: ModelSpec,
     /// Names of the classes that it predicts.
     pub labels: Vec<String>,
@@ -88,16 +88,17 @@ impl FolderModel {
 }
 
 impl Head {
-    /// The prediction for a sequence, and the names of its classes. Heads for several labels or
+    /// The prediction, and the names of its classes. Heads for several labels or
     /// numbers of one sequence have none here.
     fn prediction(
         self,
         path: &Path,
         format: &Format,
     ) -> Result<(Option<Prediction>, Vec<String>), Error> {
-        let classifies = self.architectures.iter().flatten().any(|c| c == format.classes[1]);
-        if !classifies {
-            return Ok((None, Vec::new()));
+        let [_, sequence, span] =
+            format.classes.map(|class| self.architectures.iter().flatten().any(|c| c == class));
+        if !sequence {
+            return Ok((span.then_some(Prediction::Span), Vec::new()));
         }
         let names = self.id2label.unwrap_or_default();
         if !names.keys().copied().eq(0..names.len()) {
@@ -233,11 +234,15 @@ pub(super) fn to_json(
     let mut fields = (format.fields)(spec, end);
     fields.extend(object(json!({
         "model_type": format.name,
-        "architectures": [format.classes[usize::from(prediction.is_some())]],
+        "architectures": [format.classes[match prediction {
+            None => 0,
+            Some(Prediction::Class(_) | Prediction::Value) => 1,
+            Some(Prediction::Span) => 2,
+        }]],
         "tie_word_embeddings": true,
         "torch_dtype": dtype,
     })));
-    if let Some(prediction) = prediction {
+    if let Some(prediction) = prediction.filter(|&prediction| prediction != Prediction::Span) {
         let name = |class: usize| {
             labels.get(class).map_or_else(|| format!("LABEL_{class}"), |&name| name.to_owned())
         };
@@ -247,8 +252,8 @@ pub(super) fn to_json(
         fields.insert("id2label".to_owned(), by_id.collect());
         fields.insert("label2id".to_owned(), by_name.collect());
         let problem = match prediction {
-            Prediction::Class(_) => "single_label_classification",
             Prediction::Value => "regression",
+            _ => "single_label_classification",
         };
         fields.insert("problem_type".to_owned(), problem.into());
     }

@@ -1,4 +1,5 @@
-//! Hugging Face's GPT-2: `GPT2LMHeadModel` and `GPT2ForSequenceClassification`.
+//! Hugging Face's GPT-2: `GPT2LMHeadModel`, `GPT2ForSequenceClassification` and
+//! `GPT2ForQuestionAnswering`.
 //!
 //! Its Conv1D stores the four linear weights of a block as `[in, out]`, we store `[out, in]`. The
 //! head is tied to `wte.weight`. Options that would change the computation are refused; dropout is
@@ -23,12 +24,16 @@ pub(super) const FORMAT: Format = Format {
     name: "gpt2",
     title: "GPT-2",
     prefix: "transformer.",
-    heads: &["score."],
+    heads: &["score.", "qa_outputs."],
     optional: &[],
     tied: &[("lm_head.weight", TOKEN_TABLE)],
     buffers: &[".attn.bias", ".attn.masked_bias"],
     tables: [TOKEN_TABLE, "wpe.weight"],
-    classes: ["GPT2LMHeadModel", "GPT2ForSequenceClassification"],
+    classes: [
+        "GPT2LMHeadModel",
+        "GPT2ForSequenceClassification",
+        "GPT2ForQuestionAnswering",
+    ],
     stored: |name| vec![name.to_owned()],
     is_transposed: is_conv1d,
     read,

@@ -46,6 +46,7 @@ pub(super) const BERT: ModelSpec = ModelSpec::Bert(BertSpec {
     activation: Activation::GeluErf,
     sparsify: Sparsify::Ffn,
     mask_probability: MASKED,
+    pooler: 8,
     prediction: None,
 });
 

@@ -116,7 +116,7 @@ pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static s
         Tokenizer::Character(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
         Tokenizer::WordPiece(tokenizer) => {
-            return wordpiece::files(tokenizer, model.extents().positions);
+            return wordpiece::files(tokenizer, model.extents().longest);
         }
         _ => {}
     }

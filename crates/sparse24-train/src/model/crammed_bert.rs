@@ -9,7 +9,8 @@
 //! logits = (m W^T) word^T
 //! ```
 //!
-//! A fine-tuned model has a [`SequenceHead`] on the first token instead, with a pooler. The
+//! A fine-tuned model has a [`SequenceHead`] on the first token instead, with a pooler, or a
+//! [`SpanHead`] on all. The
 //! residual stream stays in the norms: each adds the output of the half block before it.
 
 use sparse24_core::{op::Accumulate, philox::Site};
@@ -24,8 +25,8 @@ use crate::{
     backend::{Backend, DType, Region, Tensor},
     nn::{
         Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, SequenceHead,
-        SequenceHeadSpec, Sharing, Sparsity, Streams, TargetRows,
+        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Prediction, PredictionHead,
+        SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity, Streams, TargetRows,
     },
     objective::{Batch, most_targets},
 };
@@ -91,6 +92,9 @@ impl CrammedBert {
         let last = NormActivations::new(builder, "final_norm", x)?;
         let head = match spec.prediction {
             None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
+            Some(Prediction::Span) => {
+                TaskHead::Tuned(Box::new(SpanHead::new(builder, last.y, DEVIATION)?))
+            }
             Some(prediction) => {
                 let spec = SequenceHeadSpec {
                     name: "classifier",
@@ -100,7 +104,7 @@ impl CrammedBert {
                     deviation: DEVIATION,
                     prediction,
                 };
-                TaskHead::Sequence(Box::new(SequenceHead::new(builder, spec)?))
+                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }
         };
         let BatchShape { size, .. } = builder.batch();
@@ -160,7 +164,7 @@ impl Model for CrammedBert {
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
         match &self.head {
             TaskHead::Masked(head) => head.upload(backend, targets),
-            TaskHead::Sequence(head) => head.upload(backend, targets),
+            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
         }
     }
 
@@ -173,7 +177,7 @@ impl Model for CrammedBert {
                 head.loss_and_gradient(pass, x, dy)?;
                 Sharing::Tied
             }
-            TaskHead::Sequence(head) => {
+            TaskHead::Tuned(head) => {
                 head.loss_and_gradient(pass, x, dy)?;
                 Sharing::Alone
             }
@@ -193,21 +197,21 @@ impl Model for CrammedBert {
         let x = self.forward(pass)?;
         match &self.head {
             TaskHead::Masked(head) => head.loss(pass, x),
-            TaskHead::Sequence(head) => head.evaluate(pass, x),
+            TaskHead::Tuned(head) => head.evaluate(pass, x),
         }
     }
 
     fn loss(&self) -> Tensor {
         match &self.head {
             TaskHead::Masked(head) => head.head.buffers().loss,
-            TaskHead::Sequence(head) => head.loss(),
+            TaskHead::Tuned(head) => head.loss(),
         }
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         match &self.head {
             TaskHead::Masked(_) => Err(no_outputs()),
-            TaskHead::Sequence(head) => head.outputs(pass),
+            TaskHead::Tuned(head) => head.outputs(pass),
         }
     }
 }
@@ -218,7 +222,7 @@ enum TaskHead {
     /// Pre-training.
     Masked(Box<MaskedHead>),
     /// Fine-tuning.
-    Sequence(Box<SequenceHead>),
+    Tuned(Box<dyn PredictionHead>),
 }
 
 /// The head: logits = (m W^T) word^T for the rows m of x that have a target.

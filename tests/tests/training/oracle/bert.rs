@@ -1,7 +1,7 @@
 //! BERT forward and backward: post-LN blocks, learned positions, segments, padding, and a tied head
 //! with a transform and a bias that reads the rows with a target.
 
-use sparse24_core::op::{Activation, AttentionMask};
+use sparse24_core::op::AttentionMask;
 use sparse24_tests::oracle::{
     arithmetic::{Matrix, Tensors},
     layers::{self, Attended, Normed},
@@ -119,7 +119,7 @@ pub(super) fn train(
             (sum, dx, None)
         }
         None => {
-            let (sum, dx, dhead) = masked_backward(pass, &x, batch, scale, gradients);
+            let (sum, dx, dhead) = masked_backward(pass, spec, &x, batch, scale, gradients);
             (sum, dx, Some(dhead))
         }
     };
@@ -159,6 +159,7 @@ pub(super) fn train(
 /// The loss, dX, and the gradient of the tied table.
 fn masked_backward(
     pass: &mut Pass<'_>,
+    spec: &BertSpec,
     x: &Matrix,
     batch: &Batch,
     scale: f64,
