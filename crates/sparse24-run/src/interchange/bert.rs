@@ -36,11 +36,7 @@ pub(super) const FORMAT: Format = Format {
     ],
     buffers: &["embeddings.position_ids", "embeddings.token_type_ids"],
     tables: [TOKEN_TABLE, "embeddings.position_embeddings.weight"],
-    classes: [
-        "BertForMaskedLM",
-        "BertForSequenceClassification",
-        "BertForQuestionAnswering",
-    ],
+    classes: ["BertForMaskedLM", "BertForSequenceClassification", "BertForQuestionAnswering"],
     stored,
     is_transposed: |_| false,
     read,

@@ -29,11 +29,7 @@ pub(super) const FORMAT: Format = Format {
     tied: &[("lm_head.weight", TOKEN_TABLE)],
     buffers: &[".attn.bias", ".attn.masked_bias"],
     tables: [TOKEN_TABLE, "wpe.weight"],
-    classes: [
-        "GPT2LMHeadModel",
-        "GPT2ForSequenceClassification",
-        "GPT2ForQuestionAnswering",
-    ],
+    classes: ["GPT2LMHeadModel", "GPT2ForSequenceClassification", "GPT2ForQuestionAnswering"],
     stored: |name| vec![name.to_owned()],
     is_transposed: is_conv1d,
     read,

@@ -25,8 +25,9 @@ use crate::{
     backend::{Backend, DType, Region, Tensor},
     nn::{
         Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Prediction, PredictionHead,
-        SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity, Streams, TargetRows,
+        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Prediction,
+        PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity, Streams,
+        TargetRows,
     },
     objective::{Batch, most_targets},
 };
