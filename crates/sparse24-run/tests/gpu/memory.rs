@@ -13,6 +13,7 @@ use sparse24_train::{
     Error,
     backend::{BACKENDS, Backend, BackendSettings, DType, Launches, Region, cuda::CudaBackend},
     estimate::estimate,
+    schedule::GradientAccumulation,
     trainer::{FlipSampling, Trainer},
 };
 
