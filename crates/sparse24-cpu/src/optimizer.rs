@@ -25,7 +25,8 @@ const PIECE: usize = 256;
 /// u  = the rule's step, which updates the moments:
 ///      Adam:  m = beta1 * m + (1 - beta1) * g'
 ///             v = beta2 * v + (1 - beta2) * g' * g'
-///             u = (m * (1 / bias_corrections[0])) / (sqrt(v * (1 / bias_corrections[1])) + epsilon)
+///             u = (m * (1 / bias_corrections[0]))
+///                 / (sqrt(v * (1 / bias_corrections[1])) + epsilon)
 ///      SGD:   m = momentum * m + g'
 ///             u = m
 ///      Lion:  u = sign(beta1 * m + (1 - beta1) * g')

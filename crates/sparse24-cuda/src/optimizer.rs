@@ -1,8 +1,8 @@
-//! The step of an optimizer with clipping and masked decay over a table of tensors, and the gradient
-//! norm for clipping.
+//! The step of an optimizer with clipping and masked decay over a table of tensors, and the
+//! gradient norm for clipping.
 //!
-//! A step has the bits of `sparse24_cpu::optimizer`, with the scalars of the device's step state. The
-//! norm and the flag stay on the device: neither operation waits.
+//! A step has the bits of `sparse24_cpu::optimizer`, with the scalars of the device's step state.
+//! The norm and the flag stay on the device: neither operation waits.
 
 use half::bf16;
 use sparse24_core::op::{Adam, MaskedDecay, Optimizer, UpdateRule};

@@ -20,13 +20,13 @@ use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
     model::{ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2},
-    nn::{Bias, NoWeightDecay},
-    schedule::Decay,
+    nn::Bias,
 };
 
 mod check;
 mod document;
 mod method;
+mod optimizer;
 pub mod preset;
 pub mod renamed;
 mod unknown;
@@ -34,6 +34,7 @@ mod unknown;
 pub(crate) use check::{MOST, MOST_LAYERS};
 pub use document::{dotted, meant, read_table, table_of};
 pub use method::MethodConfig;
+pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use unknown::unknown;
 
 use document::{DOCUMENT, apply, from_table, on_preset, overlay};
@@ -144,71 +145,6 @@ impl ModelKind {
             _ => Self::Gpt2,
         }
     }
-}
-
-/// The optimizer and the learning rate: linear warm-up, then decay.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OptimizerConfig {
-    /// How gradients change weights; decides which of the other keys have an effect.
-    #[serde(default)]
-    pub name: OptimizerName,
-    /// Peak learning rate.
-    pub learning_rate: f32,
-    /// Learning rate at the end of the decay.
-    pub min_learning_rate: f32,
-    /// The way from one to the other, after the warm-up.
-    #[serde(default)]
-    pub schedule: Decay,
-    /// Steps of linear warm-up.
-    pub warmup_steps: u32,
-    /// Learning rate of the first step of the warm-up; 0 is a share of the peak.
-    #[serde(default)]
-    pub warmup_learning_rate: f32,
-    /// Last step of the decay; 0 is the last step.
-    pub decay_steps: u32,
-    /// Steps of decay of `wsd`; 0 is a tenth of those before the decay ends.
-    #[serde(default)]
-    pub cooldown_steps: u32,
-    /// Decay rate of the sum of gradients of `sgd`, in [0, 1).
-    #[serde(default = "OptimizerConfig::momentum")]
-    pub momentum: f32,
-    /// Decay rate of the mean of gradients, in [0, 1); of `lion`, its share in the step.
-    pub beta1: f32,
-    /// Decay rate of the mean of squared gradients, in [0, 1); of `lion`, that of the mean of
-    /// gradients.
-    pub beta2: f32,
-    /// Added to the root of the second moment; above 0.
-    pub epsilon: f32,
-    /// Weight decay.
-    pub weight_decay: f32,
-    /// Parameters that weight decay leaves out.
-    #[serde(default)]
-    pub no_weight_decay: NoWeightDecay,
-    /// Largest gradient norm; 0 disables clipping.
-    pub max_grad_norm: f32,
-}
-
-impl OptimizerConfig {
-    /// PyTorch's documentation has no default; its examples have this one.
-    const fn momentum() -> f32 {
-        0.9
-    }
-}
-
-/// An optimizer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerName {
-    /// Adam with decoupled weight decay.
-    #[default]
-    AdamW,
-    /// Adam with L2 regularization.
-    Adam,
-    /// Stochastic gradient descent with momentum and L2 regularization.
-    Sgd,
-    /// Lion, with decoupled weight decay.
-    Lion,
 }
 
 /// Sequences per step.

@@ -92,6 +92,19 @@ pub enum Until {
     },
 }
 
+impl Until {
+    /// Replaces each share of the run.
+    #[must_use]
+    pub fn map(self, share: impl Fn(Fraction) -> Fraction) -> Self {
+        match self {
+            Self::Fraction(fraction) => Self::Fraction(share(fraction)),
+            Self::VarianceSettled { earliest, latest } => {
+                Self::VarianceSettled { earliest: share(earliest), latest: share(latest) }
+            }
+        }
+    }
+}
+
 /// The weight operand of the forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightOperand {

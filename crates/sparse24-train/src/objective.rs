@@ -88,8 +88,8 @@ pub fn most_targets(probability: f32, p: usize) -> usize {
 }
 
 /// Masked-token prediction (Devlin et al. 2018): each token but special ones is a target with some
-/// probability; of the targets 80 % are replaced by the mask token, 10 % by a random token, and 10 %
-/// stay.
+/// probability; of the targets 80 % are replaced by the mask token, 10 % by a random token, and
+/// 10 % stay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MaskedLm {
     /// Seed of the run.

@@ -3,6 +3,8 @@
 
 use core::{f64::consts::PI, num::NonZeroU32};
 
+use sparse24_core::phase::Fraction;
+
 /// Warm-up and decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
@@ -35,9 +37,9 @@ pub enum Decay {
     /// Warm-up, stable, decay (Hu et al., "MiniCPM", arXiv 2404.06395), with the linear cooldown of
     /// Haegele et al., arXiv 2405.18392: f = min(1, (N - n) / c).
     Wsd,
-    /// f = sqrt(warmup / (t - 1)), and 1 up to the end of the warm-up (Vaswani et al., "Attention is
-    /// all you need", NeurIPS 2017, as fairseq counts steps). It does not end: `decay_steps` has no
-    /// effect.
+    /// f = sqrt(warmup / (t - 1)), and 1 up to the end of the warm-up (Vaswani et al., "Attention
+    /// is all you need", NeurIPS 2017, as fairseq counts steps). It does not end: `decay_steps` has
+    /// no effect.
     InverseSqrt,
     /// f = min(1/4 + x, 4 - 4x), with x the share of the run's micro-steps before the last one of
     /// step t (Geiping and Goldstein, "Cramming", arXiv 2212.14034). It is its own warm-up:
@@ -119,6 +121,24 @@ impl GradientAccumulation {
     #[must_use]
     pub fn before(&self, step: u32) -> u64 {
         self.at(step).0
+    }
+
+    /// The share of the run's steps that ends with the last step within a share of its micro-steps.
+    #[must_use]
+    pub fn share_of_steps(&self, share: Fraction) -> Fraction {
+        let done = |step: u32| u128::from(self.before(step.saturating_add(1)));
+        let most = done(self.steps) * u128::from(share.numerator());
+        let (mut low, mut high) = (0, self.steps);
+        while low < high {
+            let middle = high - (high - low) / 2;
+            if done(middle) * u128::from(share.denominator()) <= most {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        let whole = low == self.steps;
+        if whole { Fraction::ONE } else { Fraction::new(low, self.steps).unwrap_or(share) }
     }
 
     /// Micro-steps before step t, and of it: walks the stretches of steps of equal size.

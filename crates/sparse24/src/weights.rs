@@ -1,4 +1,4 @@
-//! Initial weights from a run, a checkpoint or a Hugging Face folder, with the shape of their model.
+//! Initial weights from a run, a checkpoint or a Hugging Face folder, with their model's shape.
 
 use std::path::{Path, PathBuf};
 

@@ -89,8 +89,8 @@ pub fn assert_noticed(open: impl Fn() -> Box<dyn Backend>) {
 }
 
 /// Executes an operation and corrupts one of its outputs; outputs without a tensor are computed
-/// from other inputs, the gradient norm is left out, and the optimizer's step is left out or another
-/// one.
+/// from other inputs, the gradient norm is left out, and the optimizer's step is left out or
+/// another one.
 fn execute_wrongly(backend: &mut dyn Backend, op: &Op<'_>, output: usize) -> Result<(), Error> {
     match *op {
         Op::Update(UpdateOp::GradNorm(_)) => return Ok(()),

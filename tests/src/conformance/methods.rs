@@ -1,5 +1,5 @@
-//! Two steps of every method on a tiny model of each architecture, and with every optimizer: masks of core, finite updates
-//! everywhere, the same bits again, and as much memory as was estimated.
+//! Two steps of every method on a tiny model of each architecture, and with every optimizer: masks
+//! of core, finite updates everywhere, the same bits again, and as much memory as was estimated.
 
 use std::num::NonZeroU32;
 

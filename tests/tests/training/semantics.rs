@@ -1,4 +1,6 @@
-//! The trainer's promises about masks, phases, flips and failures.
+//! The trainer's promises about masks, phases, schedules, flips and failures.
+
+use std::num::NonZeroU32;
 
 use ndarray::ArrayView2;
 use sparse24_core::{
@@ -12,7 +14,7 @@ use sparse24_train::{
     nn::BatchShape,
     objective::{Batch, DataError, Objective},
     optim::AdamVariant,
-    schedule::{Decay, Schedule},
+    schedule::{Decay, GradientAccumulation, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
 
@@ -319,24 +321,57 @@ fn initial_weights_are_those_documented() {
 
 #[test]
 fn the_learning_rate_rises_and_falls() {
+    let schedule = Schedule {
+        peak: 1.0,
+        floor: 0.1,
+        warmup_start: 0.0,
+        warmup_steps: 4,
+        decay_steps: 24,
+        decay: Decay::Cosine,
+        cooldown_steps: 1,
+    };
     for (decay, cooldown_steps, middle) in [
         (Decay::Cosine, 1, 0.55),
         (Decay::Linear, 1, 0.55),
         (Decay::Wsd, 5, 1.0),
         (Decay::Wsd, 20, 0.55),
     ] {
-        let schedule = Schedule {
-            peak: 1.0,
-            floor: 0.1,
-            warmup_start: 0.0,
-            warmup_steps: 4,
-            decay_steps: 24,
-            decay,
-            cooldown_steps,
-        };
+        let schedule = Schedule { decay, cooldown_steps, ..schedule };
         let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step, 0.0));
         assert_eq!(rates, [0.2, 0.8, 1.0, middle, 0.1, 0.1, 0.1], "{decay:?}");
     }
+    let schedule = Schedule { floor: 0.0, decay: Decay::InverseSqrt, ..schedule };
+    let rates = [1, 4, 5, 17, 65].map(|step| schedule.learning_rate(step, 0.0));
+    assert_eq!(rates, [0.2, 0.8, 1.0, 0.5, 0.25]);
+    let rates = [1, 3, 5, 17]
+        .map(|step| Schedule { warmup_start: 0.5, ..schedule }.learning_rate(step, 0.0));
+    assert_eq!(rates, [0.5, 0.75, 1.0, 0.5]);
+    let schedule = Schedule { decay: Decay::Triangle, warmup_steps: 0, ..schedule };
+    let rates = [0.0, 0.25, 0.75, 0.875, 1.0].map(|x| schedule.learning_rate(99, x));
+    assert_eq!(rates, [0.25, 0.5, 1.0, 0.5, 0.0]);
+}
+
+/// The schedule of `bert-crammed`: 38,049 steps of 1 to 32 micro-batches, with M = 300,005 by its
+/// formula, and the last sixth of the micro-batches dense.
+#[test]
+fn growing_batches_are_a_function_of_the_step() {
+    let [first, last] = [1, 32].map(|count| NonZeroU32::new(count).expect("not zero"));
+    let growing = GradientAccumulation { first, last, steps: 38_049 };
+    let mut before = 0_u64;
+    for step in 1..=growing.steps {
+        assert_eq!(growing.before(step), before, "step {step}");
+        let size = growing.of(step);
+        assert_eq!(u64::from(size), (1 + before * 32 / 300_005).min(32), "step {step}");
+        before += u64::from(size);
+    }
+    assert_eq!(before, 299_946);
+    let sparse = growing.share_of_steps(Fraction::FIVE_SIXTHS);
+    let switch = sparse.of(growing.steps);
+    let [within, beyond] = [1, 2].map(|more| 6 * growing.before(switch + more));
+    assert!(within <= 5 * before && 5 * before < beyond, "{switch} steps are sparse");
+    assert_eq!(growing.share_of_steps(Fraction::ONE), Fraction::ONE);
+    let constant = GradientAccumulation { first, last: first, steps: 11 };
+    assert_eq!(constant.share_of_steps(Fraction::FIVE_SIXTHS).of(11), 9);
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Step {
         }
     }
 
-    /// What the learning rate multiplies, besides decay.
+    /// The step that the learning rate multiplies, without decay.
     fn step(&self, a: &mut Arithmetic, g: f64, m: &mut f64, v: &mut f64) -> f64 {
         let mut average = |m: f64, beta: f32, share: f64| {
             let (kept, new) = (f64::from(beta) * m, share * g);

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, ModelKind, OptimizerConfig, OptimizerName, preset, unknown};
+use super::{Config, ModelKind, preset, unknown, unknown::refuse};
 use crate::{Error, task::Labels};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
@@ -10,8 +10,8 @@ use sparse24_train::{
     model::{BertSpec, Gpt2Spec, ModelSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
-    optim::{Adam, MaskedDecay, Optimizer, UpdateRule},
-    schedule::{Decay, GradientAccumulation, Schedule},
+    optim::MaskedDecay,
+    schedule::GradientAccumulation,
     trainer::Recipe,
 };
 
@@ -19,13 +19,12 @@ use sparse24_train::{
 pub(crate) const MOST: usize = 1 << 24;
 /// Most layers: an estimate makes each one.
 pub(crate) const MOST_LAYERS: usize = 1 << 12;
+/// Most micro-batches that a step grows to: the number of each step is found by a walk over all
+/// numbers below.
+const MOST_GROWN: usize = 1 << 12;
 
 /// Width of a crammed BERT's pooler in the code of the paper's authors.
 const CRAMMED_POOLER: usize = 1024;
-
-fn refuse(key: &str, expected: &str, found: impl std::fmt::Display) -> Result<(), Error> {
-    Err(Error::setting(key, format!("expected {expected}, found {found}")))
-}
 
 impl Config {
     /// Checks that the configuration can be trained.
@@ -60,7 +59,11 @@ impl Config {
         }
         let last = ("batch.final_gradient_accumulation_steps", last as usize);
         for (key, size) in sizes.into_iter().chain([last]) {
-            let most = if key == "model.layers" { MOST_LAYERS } else { MOST };
+            let most = match key {
+                "model.layers" => MOST_LAYERS,
+                "batch.final_gradient_accumulation_steps" => MOST_GROWN,
+                _ => MOST,
+            };
             if size > most {
                 return refuse(key, &format!("at most {most}"), size);
             }
@@ -86,16 +89,6 @@ impl Config {
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
         }
-        let shares = [
-            ("optimizer.momentum", optimizer.momentum),
-            ("optimizer.beta1", optimizer.beta1),
-            ("optimizer.beta2", optimizer.beta2),
-        ];
-        for (key, share) in shares {
-            if !(0.0..1.0).contains(&share) {
-                return refuse(key, "a number in [0, 1)", share);
-            }
-        }
         let magnitudes = [
             ("method.lambda", self.method.lambda),
             ("optimizer.learning_rate", optimizer.learning_rate),
@@ -110,38 +103,7 @@ impl Config {
                 return refuse(key, "a finite number of at least 0", magnitude);
             }
         }
-        // Adam divides 0 by it where a gradient was always 0.
-        if !(optimizer.epsilon.is_finite() && optimizer.epsilon > 0.0) {
-            return refuse("optimizer.epsilon", "a finite number above 0", optimizer.epsilon);
-        }
-        let &OptimizerConfig { warmup_steps, decay_steps, .. } = optimizer;
-        if (1..=warmup_steps).contains(&decay_steps) {
-            let expected =
-                format!("more than optimizer.warmup_steps {warmup_steps}, or 0 for the last step");
-            return refuse("optimizer.decay_steps", &expected, decay_steps);
-        }
-        let &OptimizerConfig { schedule, cooldown_steps: cooldown, .. } = optimizer;
-        if !schedule.ends() && decay_steps > 0 {
-            let expected = "0, as optimizer.schedule goes on to the last step";
-            return refuse("optimizer.decay_steps", expected, decay_steps);
-        }
-        if schedule == Decay::Triangle && warmup_steps > 0 {
-            let expected = "0, as optimizer.schedule is \"triangle\", which is its own warm-up";
-            return refuse("optimizer.warmup_steps", expected, warmup_steps);
-        }
-        if schedule == Decay::InverseSqrt && warmup_steps == 0 {
-            let expected = "at least 1, the scale of optimizer.schedule \"inverse-sqrt\"";
-            return refuse("optimizer.warmup_steps", expected, warmup_steps);
-        }
-        if warmup_steps == 0 && optimizer.warmup_learning_rate > 0.0 {
-            let expected = "0.0, as optimizer.warmup_steps is 0";
-            let found = optimizer.warmup_learning_rate;
-            return refuse("optimizer.warmup_learning_rate", expected, found);
-        }
-        if cooldown > 0 && schedule != Decay::Wsd {
-            let expected = "0, unless optimizer.schedule is \"wsd\"";
-            return refuse("optimizer.cooldown_steps", expected, cooldown);
-        }
+        optimizer.check()?;
         let longest = model.sequence_length;
         if self.task.max_length > longest {
             let expected = format!("at most model.sequence_length {longest}");
@@ -232,12 +194,19 @@ impl Config {
         entry.ok_or_else(|| unknown("backend.name", name, BACKENDS.iter().map(|entry| entry.name)))
     }
 
-    /// The method as a value.
+    /// The method as a value. Shares of a run are of its micro-batches: where their number per step
+    /// grows, a phase ends after the last step that is wholly within its share.
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown name or choice.
     pub fn method_value(&self) -> Result<Method, Error> {
-        self.method.value()
+        let (mut method, accumulation) = (self.method.value()?, self.gradient_accumulation());
+        if accumulation.first < accumulation.last {
+            for phase in &mut method.phases {
+                phase.until = phase.until.map(|share| accumulation.share_of_steps(share));
+            }
+        }
+        Ok(method)
     }
 
     /// Micro-batches per optimizer step.
@@ -257,10 +226,6 @@ impl Config {
     pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
         let Self { model, optimizer, batch, .. } = self;
         let method = self.method_value()?;
-        let &OptimizerConfig { beta1, beta2, epsilon, momentum, .. } = optimizer;
-        let or_else = |steps: u32, otherwise| if steps == 0 { otherwise } else { steps };
-        let decay_steps = or_else(optimizer.decay_steps, self.steps);
-        let or = |value: f32, otherwise| if value == 0.0 { otherwise } else { value };
         // Rounded down to whole tiles, but at least one.
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
             / u64::from(method.width.denominator());
@@ -308,26 +273,10 @@ impl Config {
             checkpointing: model.activation_checkpointing,
             gradient_accumulation: self.gradient_accumulation(),
             dropout: model.dropout,
-            optimizer: Optimizer {
-                rule: match optimizer.name {
-                    OptimizerName::AdamW => UpdateRule::AdamW(Adam { beta1, beta2, epsilon }),
-                    OptimizerName::Adam => UpdateRule::Adam(Adam { beta1, beta2, epsilon }),
-                    OptimizerName::Sgd => UpdateRule::Sgd { momentum },
-                    OptimizerName::Lion => UpdateRule::Lion { beta1, beta2 },
-                },
-                clip: or(optimizer.max_grad_norm, f32::INFINITY),
-            },
+            optimizer: optimizer.optimizer(),
             weight_decay: optimizer.weight_decay,
             no_weight_decay: optimizer.no_weight_decay,
-            schedule: Schedule {
-                peak: optimizer.learning_rate,
-                floor: optimizer.min_learning_rate,
-                warmup_start: optimizer.warmup_learning_rate,
-                warmup_steps: optimizer.warmup_steps,
-                decay_steps,
-                decay: optimizer.schedule,
-                cooldown_steps: or_else(optimizer.cooldown_steps, decay_steps.div_ceil(10)),
-            },
+            schedule: optimizer.schedule(self.steps),
             seed: self.seed,
         })
     }

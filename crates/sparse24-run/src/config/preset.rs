@@ -111,9 +111,10 @@ pub const PRESETS: [Preset; 10] = [
         name: "bert-base",
         summary: "BERT-base: 12 layers, d_model 768, sequence length 512",
         source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
-            AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but all steps have whole \
-            sequences, there are no pairs of sentences, tokens are GPT-2's instead of 30522 \
-            WordPieces, and fst is the default, with the lambda of bert-crammed",
+            AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but Adam's moments are \
+            corrected for their bias, all steps have whole sequences, there are no pairs of \
+            sentences, tokens are GPT-2's instead of 30522 WordPieces, and fst is the default, \
+            with the lambda of bert-crammed",
         corpus: Corpus::Named,
         build: bert_base,
     },
@@ -121,11 +122,11 @@ pub const PRESETS: [Preset; 10] = [
         name: "bert-crammed",
         summary: "crammed BERT: 16 layers, d_model 768, sequence length 128, lambda 6e-6",
         source: "the authors' code, thu-ml/2by4-pretrain-acc-examples, after Geiping and Goldstein \
-            2022, arXiv 2212.14034: AdamW 1e-3, 300k micro-batches of 128 x 128 tokens; lambda \
-            from table 2 of Hu et al. 2024, arXiv 2404.01847; but each step has 8 micro-batches, \
-            where that code grows from 1 to 32, the learning rate starts at 0 instead of a \
-            quarter of its peak, norms are not decayed, and tokens are GPT-2's instead of 32768 \
-            WordPieces",
+            2022, arXiv 2212.14034: AdamW 1e-3 under a triangle, 300k micro-batches of 128 x 128 \
+            tokens, 1 to 32 of them a step, the last 50k dense; norms are decayed as there, where \
+            the list of exceptions misses their names; lambda from table 2 of Hu et al. 2024, \
+            arXiv 2404.01847; but tokens are GPT-2's instead of 32768 WordPieces, and documents \
+            are in their own order instead of sorted by sentences",
         corpus: Corpus::Named,
         build: bert_crammed,
     },
@@ -235,7 +236,7 @@ fn bert_base() -> Config {
             weight_decay: 0.01,
             ..base.optimizer
         },
-        batch: BatchConfig { size: 32, ..base.batch },
+        batch: BatchConfig { size: 32, gradient_accumulation_steps: 8, ..base.batch },
         ..base
     }
 }
@@ -243,7 +244,7 @@ fn bert_base() -> Config {
 fn bert_crammed() -> Config {
     let base = bert_base();
     Config {
-        steps: 37_500,
+        steps: 38_049,
         model: ModelConfig {
             kind: ModelKind::CrammedBert,
             layers: 16,
@@ -256,13 +257,19 @@ fn bert_crammed() -> Config {
         },
         optimizer: OptimizerConfig {
             learning_rate: 1e-3,
-            warmup_steps: 28_125,
+            schedule: Decay::Triangle,
+            warmup_steps: 0,
             beta2: 0.98,
             epsilon: 1e-12,
+            no_weight_decay: NoWeightDecay::Biases,
             max_grad_norm: 0.5,
             ..base.optimizer
         },
-        batch: BatchConfig { size: 128, ..base.batch },
+        batch: BatchConfig {
+            size: 128,
+            gradient_accumulation_steps: 1,
+            final_gradient_accumulation_steps: 32,
+        },
         ..base
     }
 }

@@ -16,3 +16,12 @@ pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> 
     let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
+
+/// The error of a key whose value is not the expected one.
+pub(super) fn refuse(
+    key: &str,
+    expected: &str,
+    found: impl std::fmt::Display,
+) -> Result<(), Error> {
+    Err(Error::setting(key, format!("expected {expected}, found {found}")))
+}

@@ -125,7 +125,7 @@ impl Head {
 /// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
 pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
     let shape = |[rows, columns]: [usize; 2], role| {
-        if role == Role::Vector { vec![columns] } else { vec![rows, columns] }
+        if matches!(role, Role::Gain | Role::Bias) { vec![columns] } else { vec![rows, columns] }
     };
     let parameters = model.parameters()?.into_iter();
     Ok(parameters.map(|spec| (spec.name, shape(spec.shape, spec.role))).collect())

@@ -34,8 +34,8 @@ pub struct Format {
     pub(super) buffers: &'static [&'static str],
     /// The tables of tokens and of positions.
     pub(super) tables: [&'static str; 2],
-    /// The classes of a model that is not fine-tuned, that predicts a class or a value of a sequence,
-    /// and that predicts a span.
+    /// The classes of a model that is not fine-tuned, that predicts a class or a value of a
+    /// sequence, and that predicts a span.
     pub(super) classes: [&'static str; 3],
     /// The tensors that hold a parameter of ours, without prefix.
     pub(super) stored: fn(&str) -> Vec<String>,

@@ -123,16 +123,21 @@ struct Difference {
     key: String,
     was: String,
     is: String,
-    /// Whether the weights fit, so that `--allow` accepts the change; else they have another shape
-    /// or meaning.
+    /// Whether weights and moments fit, so that `--allow` accepts the change; else they have another
+    /// shape or meaning.
     fits: bool,
 }
 
 /// The differences between two configurations, by key.
 fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<Difference> {
     let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+    let unset = |key: &str| {
+        let named = |&&(name, value): &&(&str, &str)| name == key && value != "\"\"";
+        UNSET.iter().find(named).map(|(_, value)| *value)
+    };
     let described = |key: &str, settings: &BTreeMap<String, String>| {
-        settings.get(key).map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
+        let value = settings.get(key).map(String::as_str).or_else(|| unset(key));
+        value.map_or_else(|| format!("no {key}"), |value| format!("{key} = {value}"))
     };
     let width = |settings: &BTreeMap<String, String>| {
         let name = settings.get("method.name").map_or("", |name| name.trim_matches('"'));
@@ -230,7 +235,7 @@ pub(super) fn check(
             all(|d| &d.key).join(" --allow ")
         )
     } else {
-        ", which its weights do not fit; undo that, or start a new run".to_owned()
+        ", which its moments or weights do not fit; undo that, or start a new run".to_owned()
     };
     Err(Error::file(path, format!("was saved with {was}, the run has {is} now{advice}")))
 }

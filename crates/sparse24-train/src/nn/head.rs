@@ -140,7 +140,7 @@ impl Head {
     /// This head with a bias of the logits, which starts at zero.
     pub fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
         let vocabulary = self.table.weight.shape[0];
-        let bias = Some(builder.parameter(ParameterSpec::vector(name, vocabulary, 0.0))?);
+        let bias = Some(builder.parameter(ParameterSpec::bias(name, vocabulary))?);
         Ok(Self { bias, ..self })
     }
 

@@ -92,7 +92,7 @@ impl Linear24 {
         let bias = match bias {
             Bias::Absent => None,
             Bias::Present => {
-                let vector = ParameterSpec::vector(format!("{name}.bias"), shape[0], 0.0);
+                let vector = ParameterSpec::bias(format!("{name}.bias"), shape[0]);
                 Some(builder.parameter(vector)?)
             }
         };

@@ -68,11 +68,11 @@ impl Norm {
         bias: Bias,
         epsilon: f32,
     ) -> Result<Self, Error> {
-        let gamma = builder.parameter(ParameterSpec::vector(format!("{name}.weight"), d, 1.0))?;
+        let gamma = builder.parameter(ParameterSpec::gain(format!("{name}.weight"), d, 1.0))?;
         let beta = match bias {
             Bias::Absent => None,
             Bias::Present => {
-                Some(builder.parameter(ParameterSpec::vector(format!("{name}.bias"), d, 0.0))?)
+                Some(builder.parameter(ParameterSpec::bias(format!("{name}.bias"), d))?)
             }
         };
         Ok(Self { gamma, beta, epsilon })

@@ -37,8 +37,10 @@ pub enum Role {
     Matrix,
     /// A table whose rows are looked up.
     Embedding,
-    /// A bias, or a parameter of a norm.
-    Vector,
+    /// The gain of a norm, or a learned scale.
+    Gain,
+    /// A bias, of a norm too.
+    Bias,
 }
 
 /// The parameters that weight decay leaves out.
@@ -48,7 +50,9 @@ pub enum Role {
 pub enum NoWeightDecay {
     /// None: all are decayed.
     None,
-    /// Biases and the parameters of norms.
+    /// Biases.
+    Biases,
+    /// Biases, the gains of norms, and learned scales.
     #[default]
     Vectors,
     /// These, and the tables of tokens, positions and segments.
@@ -59,9 +63,11 @@ impl NoWeightDecay {
     /// Whether weight decay leaves out parameters of this role.
     #[must_use]
     pub const fn covers(self, role: Role) -> bool {
-        match (self, role) {
-            (Self::None, _) | (_, Role::Matrix) | (Self::Vectors, Role::Embedding) => false,
-            (_, Role::Vector) | (Self::VectorsAndEmbeddings, Role::Embedding) => true,
+        match role {
+            Role::Matrix => false,
+            Role::Embedding => matches!(self, Self::VectorsAndEmbeddings),
+            Role::Gain => matches!(self, Self::Vectors | Self::VectorsAndEmbeddings),
+            Role::Bias => !matches!(self, Self::None),
         }
     }
 }
@@ -89,11 +95,17 @@ impl ParameterSpec {
         Self { name, shape, init, role: Role::Matrix, sparsity: Sparsity::Dense }
     }
 
-    /// A constant vector.
+    /// A vector of factors that start at `value`.
     #[must_use]
-    pub fn vector(name: impl Into<String>, length: usize, value: f32) -> Self {
+    pub fn gain(name: impl Into<String>, length: usize, value: f32) -> Self {
         let (name, shape, init) = (name.into(), [1, length], Init::Constant(value));
-        Self { name, shape, init, role: Role::Vector, sparsity: Sparsity::Dense }
+        Self { name, shape, init, role: Role::Gain, sparsity: Sparsity::Dense }
+    }
+
+    /// A vector of biases that start at 0.
+    #[must_use]
+    pub fn bias(name: impl Into<String>, length: usize) -> Self {
+        Self { role: Role::Bias, ..Self::gain(name, length, 0.0) }
     }
 }
 

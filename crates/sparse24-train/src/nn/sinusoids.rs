@@ -39,7 +39,7 @@ impl ScaledSinusoids {
         d: usize,
     ) -> Result<Self, Error> {
         let initial = libm::pow(d as f64, -0.5) as f32;
-        let scale = builder.parameter(ParameterSpec::vector(name, 1, initial))?;
+        let scale = builder.parameter(ParameterSpec::gain(name, 1, initial))?;
         let shape = [longest, d];
         let sinusoids = builder.constant("sinusoids", shape, sinusoid)?;
         let mut table = |name| builder.tensor(name, shape, DType::F32, Region::Activations);
@@ -84,7 +84,8 @@ mod tests {
     use crate::{
         backend::ShapeOnly,
         method::Method,
-        nn::{BatchShape, Init},
+        nn::{BatchShape, Init, Role},
+        optim::UpdateRule,
     };
 
     /// The bits of sines and cosines in f64, rounded to f32.
@@ -110,10 +111,11 @@ mod tests {
     fn the_factor_starts_at_the_root_of_the_width() {
         let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
         let shape = BatchShape { size: 1, sequence_length: 8 };
-        let mut builder = Builder::new(&mut backend, &method, shape);
+        let rule = UpdateRule::Sgd { momentum: 0.0 };
+        let mut builder = Builder::new(&mut backend, &method, &rule, shape);
         ScaledSinusoids::new(&mut builder, ("s", 8), 16).expect("it allocates nothing");
         let parameters = builder.into_parameters();
         let spec = &parameters.iter().next().expect("a factor").spec;
-        assert_eq!((spec.shape, spec.init, spec.weight_decay), ([1, 1], Init::Constant(0.25), 0.0));
+        assert_eq!((spec.shape, spec.init, spec.role), ([1, 1], Init::Constant(0.25), Role::Gain));
     }
 }

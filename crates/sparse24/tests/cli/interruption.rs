@@ -273,6 +273,8 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let line = "resume run --allow optimizer --allow data";
     place.refuses(line, 3, "steps = 12*steps = 15");
     place.refuses("resume run --allow step", 2, "--allow: *\"step\"*did you mean \"steps\"");
+    let pattern = format!("{saved}*name = \"adamw\"*name = \"lion\"*");
+    place.refuses("resume run --set optimizer.name=lion --allow optimizer", 3, &pattern);
     let notes = place.notes(&format!("{line} --allow steps"));
     for text in [notes, place.read("run/log.txt")] {
         let is_noted = |line: &str| line.contains("steps = 15") && line.contains("steps = 12");

@@ -30,6 +30,10 @@ fn presets_are_listed_with_their_sources() {
         }
         assert_eq!(preset["config"]["preset"], preset["name"]);
     }
+    for (preset, tokens) in [("bert-base", 256 * 512), ("gpt2-124m", 512 * 1024)] {
+        let estimate = place.json(&format!("estimate --preset {preset} --json"));
+        assert_eq!(estimate["tokens_per_step"], tokens, "{preset}");
+    }
     for (preset, (_, paper)) in presets[small.len()..].iter().zip(large) {
         let lambda = preset["config"]["method"]["lambda"].as_f64().unwrap();
         assert!((lambda - paper).abs() <= paper * f64::from(f32::EPSILON), "{preset}");
@@ -58,6 +62,11 @@ fn an_estimate_counts_what_training_then_has() {
     for part in ["4800 (2048 of them sparsifiable)", "a step       72 tokens", "for 12 steps"] {
         assert!(lines.contains(part), "{part:?} is missing in {lines}");
     }
+    let moments = ["adamw", "adam", "sgd", "lion"].map(|name| {
+        let line = format!("estimate {TINY} --set optimizer.name={name} --json");
+        place.json(&line)["moment_bytes"].as_u64().unwrap() / 4800
+    });
+    assert_eq!(moments, [8, 8, 4, 4], "f32 moments of 4800 parameters");
     let notes = place.notes(&format!("train {TINY} --out run"));
     assert!(notes.starts_with("4800 parameters, 72 tokens a step, "), "{notes}");
     let largest = "--set model.d_model=16777216 --set model.heads=1 --set model.layers=4096";

@@ -175,6 +175,13 @@ fn every_kind_of_model_trains_and_resumes() {
         ("byte", "--set data.tokenizer=byte"),
         ("wsd", "--set optimizer.schedule=wsd --set optimizer.cooldown_steps=3"),
         ("linear", "--set optimizer.schedule=linear"),
+        ("adam", "--set optimizer.name=adam --set optimizer.schedule=inverse-sqrt"),
+        ("sgd", "--set optimizer.name=sgd --set optimizer.no_weight_decay=vectors-and-embeddings"),
+        (
+            "lion",
+            "--set optimizer.name=lion --set optimizer.schedule=triangle \
+             --set optimizer.warmup_steps=0 --set batch.final_gradient_accumulation_steps=3",
+        ),
     ] {
         place.train(name, &format!("{settings} {SAVED}"));
         let metrics = place.metrics(name);

@@ -309,6 +309,7 @@ impl Run {
             let is_table = ["wte.weight", "wpe.weight"].contains(&&**name);
             let decays = match no_weight_decay {
                 NoWeightDecay::None => true,
+                NoWeightDecay::Biases => !name.ends_with("bias"),
                 NoWeightDecay::Vectors => matrix,
                 NoWeightDecay::VectorsAndEmbeddings => matrix && !is_table,
             };
