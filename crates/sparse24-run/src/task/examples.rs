@@ -167,11 +167,11 @@ impl Examples {
 
     /// BLAKE3 of, little endian: `sparse24 task`, the task's name, the tokenizer's fingerprint, and
     /// for each split the number of examples (u64), and of each the number of tokens (u64), the
-    /// tokens (u32), the second sentence's beginning (u64) and the label (f64). Of a split of spans,
-    /// after the number of windows: the most tokens of one and the stride; of each question the id,
-    /// the number of its context, the tokens, and the number of answers with the first byte and the
-    /// end of each; of each context the text and the tokens. Numbers are u64, and texts and tokens
-    /// follow their lengths.
+    /// tokens (u32), the second sentence's beginning (u64) and the label (f64). Of a split of
+    /// spans, after the number of windows: the most tokens of one and the stride; of each question
+    /// the id, the number of its context, the tokens, and the number of answers with the first byte
+    /// and the end of each; of each context the text and the tokens. Numbers are u64, and texts and
+    /// tokens follow their lengths.
     #[must_use]
     pub fn fingerprint(&self) -> Hash {
         self.fingerprint
