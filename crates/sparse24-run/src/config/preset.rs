@@ -100,10 +100,10 @@ pub const PRESETS: [Preset; 10] = [
     },
     Preset {
         name: "bert-tiny-cpu",
-        summary: "a small BERT on the embedded corpus, in two minutes on a CPU",
+        summary: "a small BERT on the embedded corpus, in a minute or two on a CPU",
         source: "Devlin et al. 2018, arXiv 1810.04805, with the width and heads of BERT-tiny (Turc \
             et al. 2019, arXiv 1908.08962); but 4 layers, sequences of 32 bytes, and the optimizer \
-            and lambda of quickstart",
+            of quickstart; lambda 2e-4, from lambda-search",
         corpus: Corpus::Any,
         build: bert_tiny_cpu,
     },
@@ -209,6 +209,7 @@ fn bert_tiny_cpu() -> Config {
             bias: true,
             ..base.model
         },
+        method: MethodConfig::of("fst", 2e-4),
         batch: BatchConfig { size: 32, ..base.batch },
         optimizer: OptimizerConfig { warmup_steps: 300, ..base.optimizer },
         ..base

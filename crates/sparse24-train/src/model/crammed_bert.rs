@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A fine-tuned model has a [`SequenceHead`] on the first token instead, with a pooler, or a
-//! [`SpanHead`] on all. The
-//! residual stream stays in the norms: each adds the output of the half block before it.
+//! [`SpanHead`] on all. The residual stream stays in the norms: each adds the output of the half
+//! block before it.
 
 use sparse24_core::{op::Accumulate, philox::Site};
 

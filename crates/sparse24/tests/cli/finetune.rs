@@ -81,7 +81,7 @@ fn questions(place: &Place) {
 
 #[test]
 fn answers_are_found_by_either_family() {
-    for model in [BERT, ""] {
+    for model in [BERT, CRAMMED, ""] {
         let place = Place::trained(&format!(
             "{model} --set data.tokenizer=byte --set model.sequence_length=24"
         ));
