@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use sparse24_run::{
-    config::{Config, preset, unknown},
-    data::{Tokenizer, TokenizerKind},
+    config::{preset, unknown},
+    data::TokenizerKind,
     run::save_imported,
     task,
 };
@@ -46,12 +46,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let head = task.transpose()?.map_or(Head::Pretrained, Head::Task);
     let initial = Initial::import(&args.path, args.tokenizer, head)?;
     let remarks = initial.remarks(None);
-    let Initial { weights, spec, kind, .. } = initial;
-    let tokenizer = kind.map(|kind| Tokenizer::for_text(kind, "")).transpose()?;
-    let mut settings = Config::shape(&spec);
+    let mut settings = initial.settings();
+    let Initial { weights, spec, tokenizer, .. } = initial;
     if let Some(tokenizer) = &tokenizer {
         let (kind, tokens) = (tokenizer.kind(), tokenizer.vocabulary());
-        let room = room_for_text(&spec);
+        let room = room_for_text(&spec, Some(tokenizer));
         if tokens as usize > room {
             let problem = format!(
                 "--tokenizer: {} has {tokens} tokens, but the model only {room}; leave it out",
@@ -59,7 +58,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::new(Exit::Usage, problem));
         }
-        settings.push(format!("data.tokenizer={}", kind.name()));
     }
     if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
         settings.push(format!("task.name={}", quote(task)));

@@ -9,11 +9,7 @@ use serde_json::{Map, Value};
 use sparse24_core::MaskKind;
 use sparse24_train::model::ModelSpec;
 
-use super::{bert, config, gpt2};
 use crate::Error;
-
-/// Every format.
-pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT];
 
 /// A model of Hugging Face's library.
 #[derive(Debug)]
@@ -34,8 +30,8 @@ pub struct Format {
     pub(super) buffers: &'static [&'static str],
     /// The tables of tokens and of positions.
     pub(super) tables: [&'static str; 2],
-    /// The classes of a model that is not fine-tuned, that predicts a class or a value of a sequence,
-    /// and that predicts a span.
+    /// The classes of a model that is not fine-tuned, that predicts a class or a value of a
+    /// sequence, and that predicts a span.
     pub(super) classes: [&'static str; 3],
     /// The tensors that hold a parameter of ours, without prefix.
     pub(super) stored: fn(&str) -> Vec<String>,
@@ -53,20 +49,6 @@ pub struct Format {
 }
 
 impl Format {
-    /// The format of a model.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a model that Hugging Face's library does not have.
-    pub fn of(model: &ModelSpec) -> Result<&'static Self, Error> {
-        let format = match model {
-            ModelSpec::Gpt2(_) => &gpt2::FORMAT,
-            ModelSpec::Bert(_) => &bert::FORMAT,
-            _ => return Err(Error::setting("model.kind", "expected a model with an export")),
-        };
-        config::activation_name(format, model)?;
-        Ok(format)
-    }
-
     /// The options of `sparse24 verify`, except `--mask`, for these of our weights.
     #[must_use]
     pub fn filter(&self, weights: &[String]) -> &'static str {
