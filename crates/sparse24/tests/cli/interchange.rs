@@ -342,7 +342,7 @@ fn a_run_starts_with_given_weights() {
         ("model.bias=true", "run", "run: model.bias=true*have false"),
         ("data.tokenizer=byte", "run", "run: data.tokenizer=\"byte\"*have \"char\""),
         ("data.tokenizer=byte", "gpt2", "gpt2: has a vocabulary of 27 tokens*256"),
-        ("data.path=other", "run", "run: was trained with other characters"),
+        ("data.path=other", "run", "run: was trained with another vocabulary"),
         ("method.name=half", "run", "run: the method half has a d_ff of 16, the initial weights"),
         ("seed=1", "nowhere", "nowhere: does not exist*model.safetensors"),
         ("seed=1", "folder", "folder/config.json: does not exist"),
