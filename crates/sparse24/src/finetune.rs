@@ -88,10 +88,11 @@ impl Pretrained {
         };
         if !is_run(path) {
             let initial = Initial::import(path, None, Head::New)?;
-            initial.remarks(None).iter().for_each(note);
+            let remarks = initial.remarks(None);
             let (kind, shape) = (ModelKind::of(&initial.spec), initial.settings());
             let Initial { weights, tokenizer, .. } = initial;
             let tokenizer = tokenizer.ok_or_else(no_tokenizer)?;
+            remarks.iter().for_each(note);
             return Ok(Self { weights, kind, preset: None, shape, tokenizer });
         }
         let mut model = Model::read(path)?;

@@ -8,6 +8,7 @@ use sparse24_run::{
     run::save_imported,
     task,
 };
+use sparse24_train::nn::Prediction;
 
 use crate::{
     choice,
@@ -62,6 +63,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
         settings.push(format!("task.name={}", quote(task)));
         settings.push(format!("task.outputs={}", prediction.outputs()));
+        if prediction == Prediction::Span {
+            let window = task::WINDOW.min(spec.extents().longest);
+            settings.push(format!("task.max_length={window}"));
+            settings.push(format!("task.stride={}", task::STRIDE));
+        }
     }
     let config = preset::imported()
         .with_settings(&settings)
