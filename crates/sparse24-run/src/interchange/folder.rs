@@ -156,7 +156,7 @@ pub struct Description<'a> {
 /// The file that `from_pretrained` reads; `end` is the token that ends a text.
 pub(super) fn to_json(
     format: &Format,
-    Description { spec, labels, .. }: &Description<'_>,
+    Description { spec, labels, tokenizer }: &Description<'_>,
     dtype: &str,
     end: Option<u32>,
 ) -> Vec<u8> {
@@ -172,6 +172,11 @@ pub(super) fn to_json(
         "tie_word_embeddings": true,
         "torch_dtype": dtype,
     })));
+    if let Some(padding) =
+        tokenizer.and_then(|tokenizer| tokenizer.special_tokens().first().copied())
+    {
+        fields.insert("pad_token_id".to_owned(), padding.into());
+    }
     if let Some(prediction) = prediction.filter(|&prediction| prediction != Prediction::Span) {
         let name = |class: usize| {
             labels.get(class).map_or_else(|| format!("LABEL_{class}"), |&name| name.to_owned())

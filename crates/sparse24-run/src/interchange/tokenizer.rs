@@ -53,8 +53,8 @@ pub enum FolderTokenizer {
     Other,
 }
 
-/// Reads the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`, or else
-/// `vocab.txt`): bytes or GPT-2's, as the model may have them, or WordPiece.
+/// Reads the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`, or
+/// else `vocab.txt`): bytes or GPT-2's, as the model may have them, or WordPiece.
 ///
 /// # Errors
 /// [`Error::File`] for a link out of the folder, and for more pieces than the model has ids;
@@ -140,7 +140,7 @@ pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static s
         Tokenizer::Character(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
         Tokenizer::WordPiece(tokenizer) => {
-            return wordpiece::files(tokenizer, model.extents().longest);
+            return wordpiece::files(tokenizer, model);
         }
         _ => {}
     }

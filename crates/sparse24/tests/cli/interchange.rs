@@ -198,7 +198,11 @@ fn a_bert_of_words_goes_out_and_comes_back() {
     let more = "--method dense --set batch.size=1 --set model.sequence_length=24";
     place.train("run", &format!("{BERT} {words} {more}"));
     assert_eq!(place.answer("export run out"), "exported step 2 to out\n");
-    assert_eq!(place.value("out/config.json")["vocab_size"], pieces["vocabulary"]);
+    let config = place.value("out/config.json");
+    assert_eq!(
+        (&config["vocab_size"], &config["pad_token_id"]),
+        (&pieces["vocabulary"], &0.into())
+    );
     let end = place.model("run", 2);
     let train = format!("train --steps 4 {SAVED} --set backend.threads=1 --init-from out");
     for file in ["tokenizer.json", "vocab.txt"] {
