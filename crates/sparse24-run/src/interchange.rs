@@ -14,6 +14,7 @@
 mod bert;
 mod config;
 mod export;
+mod folder;
 mod format;
 mod gpt2;
 mod import;
@@ -22,9 +23,9 @@ mod tokenizer;
 #[cfg(test)]
 mod tests;
 
-pub use config::{FolderModel, shapes};
-pub use export::{Description, Dtype, Exported, Values, export};
-pub use format::{FORMATS, Format};
+pub use export::{Dtype, Exported, Values, export};
+pub use folder::{Description, FORMATS, FolderModel, shapes};
+pub use format::Format;
 pub use import::{Imported, import};
 pub use tokenizer::{FolderTokenizer, folder_tokenizer};
 

@@ -17,7 +17,7 @@ use crate::{
     output::{counted, note, say},
     signals::Signals,
     train::{Claimed, Reporting, drive, on_threads},
-    weights::{Head, Initial, is_run},
+    weights::{Head, Initial, TASK_HEADS, is_run},
 };
 
 /// Fine-tune a pre-trained model: classes or scores of sentences and of pairs, answers in texts
@@ -69,9 +69,6 @@ fn list() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prefixes of the parameters of a task's head.
-const HEADS: [&str; 3] = ["classifier.", "score.", "qa_outputs."];
-
 /// A pre-trained model.
 pub(crate) struct Pretrained {
     weights: Vec<NamedTensor>,
@@ -91,11 +88,12 @@ impl Pretrained {
         };
         if !is_run(path) {
             let initial = Initial::import(path, None, Head::New)?;
-            initial.remarks(None).iter().for_each(note);
-            let kind = initial.kind.ok_or_else(no_tokenizer)?;
-            let tokenizer = Tokenizer::for_text(kind, "")?;
+            let remarks = initial.remarks(None);
             let (kind, shape) = (ModelKind::of(&initial.spec), initial.settings());
-            return Ok(Self { weights: initial.weights, kind, preset: None, shape, tokenizer });
+            let Initial { weights, tokenizer, .. } = initial;
+            let tokenizer = tokenizer.ok_or_else(no_tokenizer)?;
+            remarks.iter().for_each(note);
+            return Ok(Self { weights, kind, preset: None, shape, tokenizer });
         }
         let mut model = Model::read(path)?;
         let tokenizer = model.tokenizer.take().ok_or_else(no_tokenizer)?;
@@ -111,7 +109,7 @@ impl Pretrained {
         let preset = Some(model.config.preset).filter(|name| preset::find(name).is_ok());
         let mut weights = model.checkpoint.weights;
         // The head of another task.
-        weights.retain(|weight| !HEADS.iter().any(|head| weight.name.starts_with(head)));
+        weights.retain(|weight| !TASK_HEADS.iter().any(|head| weight.name.starts_with(head)));
         Ok(Self { weights, kind, preset, shape, tokenizer })
     }
 

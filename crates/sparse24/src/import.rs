@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use sparse24_run::{
-    config::{Config, preset, unknown},
-    data::{Tokenizer, TokenizerKind},
+    config::{preset, unknown},
+    data::TokenizerKind,
     run::save_imported,
     task,
 };
+use sparse24_train::nn::Prediction;
 
 use crate::{
     choice,
@@ -46,12 +47,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let head = task.transpose()?.map_or(Head::Pretrained, Head::Task);
     let initial = Initial::import(&args.path, args.tokenizer, head)?;
     let remarks = initial.remarks(None);
-    let Initial { weights, spec, kind, .. } = initial;
-    let tokenizer = kind.map(|kind| Tokenizer::for_text(kind, "")).transpose()?;
-    let mut settings = Config::shape(&spec);
+    let mut settings = initial.settings();
+    let Initial { weights, spec, tokenizer, .. } = initial;
     if let Some(tokenizer) = &tokenizer {
         let (kind, tokens) = (tokenizer.kind(), tokenizer.vocabulary());
-        let room = room_for_text(&spec);
+        let room = room_for_text(&spec, Some(tokenizer));
         if tokens as usize > room {
             let problem = format!(
                 "--tokenizer: {} has {tokens} tokens, but the model only {room}; leave it out",
@@ -59,11 +59,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::new(Exit::Usage, problem));
         }
-        settings.push(format!("data.tokenizer={}", kind.name()));
     }
     if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
         settings.push(format!("task.name={}", quote(task)));
         settings.push(format!("task.outputs={}", prediction.outputs()));
+        if prediction == Prediction::Span {
+            let window = task::WINDOW.min(spec.extents().longest);
+            settings.push(format!("task.max_length={window}"));
+            settings.push(format!("task.stride={}", task::STRIDE));
+        }
     }
     let config = preset::imported()
         .with_settings(&settings)

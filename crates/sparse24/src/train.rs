@@ -88,7 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let lambda = choose_lambda(args, &mut config, &out, more, &signals)?;
     on_threads(&config.clone(), || {
         let mut progress = WorkProgress::new("reading the shards, once");
-        let dataset = open_dataset_with(&config, &mut |done, all| {
+        let tokenizer = initial.as_ref().and_then(|initial| initial.tokenizer.as_ref());
+        let dataset = open_dataset_with(&config, tokenizer, &mut |done, all| {
             progress.update(done, all);
             signals.received().map_or(Ok(()), |_| Err(Error::Interrupted))
         });

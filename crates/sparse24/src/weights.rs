@@ -29,10 +29,8 @@ pub(crate) struct Initial {
     path: PathBuf,
     pub(crate) weights: Vec<NamedTensor>,
     pub(crate) spec: ModelSpec,
-    /// The run's, if it has one.
-    tokenizer: Option<Tokenizer>,
     /// As far as it is known.
-    pub(crate) kind: Option<TokenizerKind>,
+    pub(crate) tokenizer: Option<Tokenizer>,
     /// The tokenizer in a Hugging Face folder.
     found: Option<FolderTokenizer>,
     /// Biases of a folder that are all zero, left out of the weights.
@@ -52,17 +50,18 @@ pub(crate) enum Head {
     New,
 }
 
-/// Names of heads of fine-tuned models, and of their poolers.
-const TASK_HEADS: [&str; 3] = ["classifier.", "score.", "pooler."];
+/// The beginnings of the names of heads of fine-tuned models.
+pub(crate) const TASK_HEADS: [&str; 3] = ["classifier.", "score.", "qa_outputs."];
 
 /// Whether a path is a run or a checkpoint, and not a Hugging Face folder.
 pub(crate) fn is_run(path: &Path) -> bool {
     ["config.toml", "manifest.json"].iter().any(|file| path.join(file).exists())
 }
 
-/// The ids of a model that text may have: all but BERT's mask token.
-pub(crate) fn room_for_text(spec: &ModelSpec) -> usize {
-    spec.vocabulary() - usize::from(matches!(spec, ModelSpec::Bert(_)))
+/// The ids of a model that text may have: all but BERT's mask token, where the tokenizer has none.
+pub(crate) fn room_for_text(spec: &ModelSpec, tokenizer: Option<&Tokenizer>) -> usize {
+    let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
+    spec.vocabulary() - usize::from(matches!(spec, ModelSpec::Bert(_)) && !has_mask)
 }
 
 impl Initial {
@@ -73,17 +72,18 @@ impl Initial {
         }
         let model = Model::read(path)?;
         let spec = model.recipe().model.clone();
-        let kind = model.tokenizer.as_ref().map(Tokenizer::kind);
         let (path, tokenizer) = (path.to_owned(), model.tokenizer);
         let mut weights = model.checkpoint.weights;
         let mut dropped = Vec::new();
         if spec.prediction().is_some() {
-            let is_head = |name: &str| TASK_HEADS.iter().any(|head| name.starts_with(head));
+            let is_head = |name: &str| {
+                name.starts_with("pooler.") || TASK_HEADS.iter().any(|head| name.starts_with(head))
+            };
             weights.retain(|weight| !is_head(&weight.name));
             dropped.push("the head of its task".to_owned());
         }
         let (spec, zero_biases) = (spec.predicting(None), Vec::new());
-        Ok(Self { path, weights, spec, tokenizer, kind, found: None, zero_biases, dropped })
+        Ok(Self { path, weights, spec, tokenizer, found: None, zero_biases, dropped })
     }
 
     /// The model of a Hugging Face folder with the shape in its `config.json`; a GPT-2's biases
@@ -116,7 +116,7 @@ impl Initial {
         let mut spec = spec.predicting(prediction);
         let mut expected = interchange::shapes(&spec)?;
         if matches!(head, Head::New) {
-            let is_head = |name: &str| TASK_HEADS[..2].iter().any(|head| name.starts_with(head));
+            let is_head = |name: &str| TASK_HEADS.iter().any(|head| name.starts_with(head));
             expected.retain(|(name, _)| !is_head(name));
         }
         let imported = interchange::import(path, Format::of(&spec)?, &expected)?;
@@ -132,24 +132,27 @@ impl Initial {
             spec.bias = Bias::Absent;
         }
         let found = match named {
-            Some(kind) => FolderTokenizer::Known(kind),
+            Some(kind) => FolderTokenizer::Known(Tokenizer::for_text(kind, "")?),
             None => interchange::folder_tokenizer(folder, &spec)?,
         };
-        let kind = match (found, room_for_text(&spec)) {
-            (FolderTokenizer::Known(kind), _) => Some(kind),
-            (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => Some(TokenizerKind::Gpt2),
-            (FolderTokenizer::Absent, 256) => Some(TokenizerKind::Byte),
+        let tokenizer = match (&found, room_for_text(&spec, None)) {
+            (FolderTokenizer::Known(tokenizer), _) => Some(tokenizer.clone()),
+            (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => {
+                Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?)
+            }
+            (FolderTokenizer::Absent, 256) => Some(Tokenizer::Byte),
             _ => None,
         };
         let (path, found) = (path.to_owned(), Some(found));
-        Ok(Self { path, weights, spec, tokenizer: None, kind, found, zero_biases, dropped })
+        Ok(Self { path, weights, spec, tokenizer, found, zero_biases, dropped })
     }
 
     /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
     pub(crate) fn remarks(&self, text: Option<&Tokenizer>) -> Vec<String> {
-        let tokenizer = match (self.found, self.kind) {
-            (Some(FolderTokenizer::Absent), Some(kind)) => {
-                let (name, vocabulary) = (kind.name(), room_for_text(&self.spec));
+        let tokenizer = match (&self.found, &self.tokenizer) {
+            (Some(FolderTokenizer::Absent), Some(tokenizer)) => {
+                let vocabulary = room_for_text(&self.spec, None);
+                let name = tokenizer.kind().name();
                 Some(format!("tokenizer {name}, assumed from the vocabulary of {vocabulary}"))
             }
             (Some(FolderTokenizer::Other), None) => {
@@ -158,8 +161,8 @@ impl Initial {
                     _ => "",
                 };
                 Some(format!(
-                    "the folder's tokenizer is neither gpt2 nor byte, so the model has none: it \
-                     reads token ids, not text{masks}"
+                    "the folder's tokenizer is none of gpt2, byte and WordPiece, so the model has \
+                     none: it reads token ids, not text{masks}"
                 ))
             }
             (Some(FolderTokenizer::Absent), None) => text.map(|tokenizer| {
@@ -181,7 +184,8 @@ impl Initial {
     /// The settings of its shape, each `key=value`.
     pub(crate) fn settings(&self) -> Vec<String> {
         let mut settings = Config::shape(&self.spec);
-        settings.extend(self.kind.map(|kind| format!("data.tokenizer={}", kind.name())));
+        let tokenizer = self.tokenizer.iter().map(|tokenizer| tokenizer.kind().name());
+        settings.extend(tokenizer.map(|name| format!("data.tokenizer={name}")));
         settings
     }
 
@@ -205,9 +209,9 @@ impl Initial {
         }
         let mut pairs: Vec<_> =
             Config::shape(&wanted).into_iter().zip(Config::shape(&self.spec)).collect();
-        pairs.extend(self.kind.map(|kind| {
+        pairs.extend(self.tokenizer.iter().map(|tokenizer| {
             let setting = |kind: TokenizerKind| format!("data.tokenizer={:?}", kind.name());
-            (setting(config.data.tokenizer), setting(kind))
+            (setting(config.data.tokenizer), setting(tokenizer.kind()))
         }));
         let differing = pairs.iter().filter(|(wanted, has)| wanted != has);
         let differing: Vec<_> = differing
@@ -230,14 +234,22 @@ impl Initial {
     ) -> Result<Vec<NamedTensor>, Failure> {
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
-        if self.found == Some(FolderTokenizer::Other) && dataset.tokenizer().is_some() {
-            let problem = "has a tokenizer that is neither gpt2 nor byte, so it cannot read text; \
-                           name prepared shards of its token ids";
+        let is_other = self.found == Some(FolderTokenizer::Other);
+        if is_other && dataset.tokenizer().is_some() {
+            let problem = "has a tokenizer that is none of gpt2, byte and WordPiece, so it cannot \
+                           read text; name prepared shards of its token ids";
             return Err(self.refuse(problem));
         }
-        if self.found == Some(FolderTokenizer::Other) && matches!(self.spec, ModelSpec::Bert(_)) {
-            let problem = "has a tokenizer that is neither gpt2 nor byte, so its mask token is not \
-                           known, and it cannot be pre-trained further";
+        if is_other && matches!(self.spec, ModelSpec::Bert(_)) {
+            let problem = "has a tokenizer that is none of gpt2, byte and WordPiece, so its mask \
+                           token is not known, and it cannot be pre-trained further";
+            return Err(self.refuse(problem));
+        }
+        let has_mask = self.tokenizer.as_ref().is_some_and(|own| !own.special_tokens().is_empty());
+        if has_mask && dataset.tokenizer().is_none() {
+            let problem = "has a tokenizer with special tokens, which these shards do not name: \
+                           encode the text with `sparse24 prepare --tokenizer`, naming the \
+                           tokenizer of the weights";
             return Err(self.refuse(problem));
         }
         if tokens > vocabulary {

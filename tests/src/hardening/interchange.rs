@@ -56,8 +56,9 @@ pub(super) fn weights(bytes: &[u8]) -> bool {
     let path = file("model.safetensors", bytes);
     let [gpt2, bert] = models();
     let unbiased = ModelSpec::Gpt2(Gpt2Spec { bias: Bias::Absent, ..TINY });
-    let classifier = bert.clone().predicting(Some(Prediction::Class(2)));
-    let imported = [unbiased, gpt2, bert, classifier].map(|model| {
+    let [classifier, answering] = [Prediction::Class(2), Prediction::Span]
+        .map(|prediction| bert.clone().predicting(Some(prediction)));
+    let imported = [unbiased, gpt2, bert, classifier, answering].map(|model| {
         let expected = shapes(&model).unwrap();
         let format = Format::of(&model).expect("an export has a format");
         let found = match import(&path, format, &expected) {
@@ -113,12 +114,14 @@ pub(super) fn config(bytes: &[u8]) -> bool {
     true
 }
 
-/// The configurations of a GPT-2, of a BERT and of a classifier.
+/// The configurations of a GPT-2, of a BERT, of a classifier and of a model for spans.
 fn sound_configs() -> Vec<String> {
     let [gpt2, bert] = models();
-    let classifier = bert.clone().predicting(Some(Prediction::Class(2)));
+    let [classifier, answering] = [Prediction::Class(2), Prediction::Span]
+        .map(|prediction| bert.clone().predicting(Some(prediction)));
     let text = |model| fs::read_to_string(exported(model, Dtype::F32).join("config.json"));
-    [gpt2, bert, classifier].iter().map(|model| text(model).expect("an export has one")).collect()
+    let models = [gpt2, bert, classifier, answering];
+    models.iter().map(|model| text(model).expect("an export has one")).collect()
 }
 
 pub(super) fn config_seeds() -> Vec<Vec<u8>> {
@@ -149,6 +152,7 @@ pub(super) fn config_variants() -> Vec<Vec<u8>> {
         "relative_key",
         "regression",
         "BertForSequenceClassification",
+        "BertForQuestionAnswering",
     ];
     let variants = |text: &String| Document::json(text, &words).variants(String::into_bytes);
     sound_configs().iter().flat_map(variants).collect()

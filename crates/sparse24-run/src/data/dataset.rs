@@ -64,7 +64,11 @@ impl Dataset {
         let Source { path, kind, validation } = &source;
         let read = |corpus: &Corpus| {
             let kind = kind.unwrap_or(TokenizerKind::Byte);
-            Self::from_corpus(corpus, Tokenizer::for_text(kind, corpus.text())?, *validation)
+            let tokenizer = match &opening.tokenizer {
+                Some(tokenizer) => tokenizer.clone(),
+                None => Tokenizer::for_text(kind, corpus.text())?,
+            };
+            Self::from_corpus(corpus, tokenizer, *validation)
         };
         let dataset = match path {
             None => read(&Corpus::embedded()),
@@ -393,7 +397,7 @@ mod tests {
                 read.push([done, all]);
                 Ok(())
             };
-            let opening = Opening { scan, progress: Some(progress) };
+            let opening = Opening { scan, progress: Some(progress), ..Opening::default() };
             let source = Source { path: Some(root.path().into()), kind: None, validation: 0.1 };
             let dataset = Dataset::open_scanned(source, opening).unwrap();
             (dataset, read)

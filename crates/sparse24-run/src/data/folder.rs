@@ -46,9 +46,11 @@ pub struct Scan {
     fingerprint: Fingerprint,
 }
 
-/// How to open foreign shards.
+/// How to open text and foreign shards.
 #[derive(Default)]
 pub struct Opening<'a> {
+    /// Reads text, instead of one for the text.
+    pub tokenizer: Option<Tokenizer>,
     /// The result of an earlier start; ignored if the files have changed.
     pub scan: Option<Scan>,
     /// Called with tokens read and tokens in all, while foreign shards are read whole; an error
@@ -194,7 +196,7 @@ impl Scan {
         splits: [Split; 2],
         tokenizer: Option<&Tokenizer>,
         vocabulary: Option<u32>,
-        Opening { scan: earlier, progress }: Opening<'_>,
+        Opening { scan: earlier, progress, .. }: Opening<'_>,
     ) -> Result<([Split; 2], Self), Error> {
         let described = |shard: &Shard| {
             let path = shard.path();

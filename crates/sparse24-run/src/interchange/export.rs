@@ -9,19 +9,18 @@ use sparse24_core::{Mask, MaskKind};
 
 use super::{
     CONFIG, WEIGHTS,
-    config::{shapes, to_json},
+    folder::{Description, shapes, to_json},
     format::Format,
     tokenizer, transpose,
 };
 use crate::{
     Error,
     checkpoint::{NamedTensor, PhaseKind},
-    data::Tokenizer,
     disk,
     tensors::{self, Layout, TensorFile},
 };
 use sparse24_train::{
-    model::{Gpt2Spec, ModelSpec},
+    model::{BertSpec, Gpt2Spec, ModelSpec},
     nn::Bias,
 };
 
@@ -61,17 +60,6 @@ pub enum Values<'a> {
         /// Structure required of every mask.
         structure: MaskKind,
     },
-}
-
-/// The model to export, besides its weights.
-#[derive(Debug, Clone, Copy)]
-pub struct Description<'a> {
-    /// Its shape.
-    pub spec: &'a ModelSpec,
-    /// Its tokenizer, if it has one.
-    pub tokenizer: Option<&'a Tokenizer>,
-    /// The names of its classes; those without one are numbered.
-    pub labels: &'a [&'a str],
 }
 
 /// Result of an export.
@@ -135,10 +123,11 @@ pub fn export(
     })
 }
 
-/// The model with the biases that its format requires.
-fn biased(spec: &ModelSpec) -> ModelSpec {
+/// The model with the biases, or the width of the pooler, that its format requires.
+fn required(spec: &ModelSpec) -> ModelSpec {
     match spec {
         ModelSpec::Gpt2(spec) => ModelSpec::Gpt2(Gpt2Spec { bias: Bias::Present, ..*spec }),
+        ModelSpec::Bert(spec) => ModelSpec::Bert(BertSpec { pooler: spec.d_model, ..*spec }),
         other => other.clone(),
     }
 }
@@ -185,7 +174,7 @@ impl<'a> Plan<'a> {
         let mut weights: HashMap<_, _> =
             weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let mut items = Vec::new();
-        for (name, shape) in shapes(&biased(spec))? {
+        for (name, shape) in shapes(&required(spec))? {
             let (weight, mask) = (weights.remove(name.as_str()), masks.remove(name.as_str()));
             match weight {
                 None if !name.ends_with(".bias") => {

@@ -9,11 +9,7 @@ use serde_json::{Map, Value};
 use sparse24_core::MaskKind;
 use sparse24_train::model::ModelSpec;
 
-use super::{bert, config, gpt2};
 use crate::Error;
-
-/// Every format.
-pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT];
 
 /// A model of Hugging Face's library.
 #[derive(Debug)]
@@ -53,20 +49,6 @@ pub struct Format {
 }
 
 impl Format {
-    /// The format of a model.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a model that Hugging Face's library does not have.
-    pub fn of(model: &ModelSpec) -> Result<&'static Self, Error> {
-        let format = match model {
-            ModelSpec::Gpt2(_) => &gpt2::FORMAT,
-            ModelSpec::Bert(_) => &bert::FORMAT,
-            _ => return Err(Error::setting("model.kind", "expected a model with an export")),
-        };
-        config::activation_name(format, model)?;
-        Ok(format)
-    }
-
     /// The options of `sparse24 verify`, except `--mask`, for these of our weights.
     #[must_use]
     pub fn filter(&self, weights: &[String]) -> &'static str {

@@ -52,11 +52,15 @@ pub(super) const BERT: ModelSpec = ModelSpec::Bert(BertSpec {
 
 /// A model of each class, without names for its labels.
 fn models() -> Vec<ModelSpec> {
-    let predictions = [None, Some(Prediction::Class(3)), Some(Prediction::Value)];
+    let heads = [Prediction::Class(3), Prediction::Value, Prediction::Span].map(Some);
+    let predictions = [&[None], &heads[..]].concat();
     let models = [UNBIASED, ModelSpec::Gpt2(GPT2), BERT];
     models
         .iter()
-        .flat_map(|model| predictions.map(|prediction| model.clone().predicting(prediction)))
+        .flat_map(|model| {
+            let predicting = |&prediction| model.clone().predicting(prediction);
+            predictions.iter().map(predicting)
+        })
         .collect()
 }
 
@@ -132,8 +136,8 @@ fn out_and_back_is_the_same() {
             };
             assert_eq!(spec, biased);
             let names = ["LABEL_0", "LABEL_1", "LABEL_2"];
-            let count = model.prediction().map_or(0, Prediction::outputs);
-            assert_eq!(labels, names[..count]);
+            let named = model.prediction().filter(|&found| found != Prediction::Span);
+            assert_eq!(labels, names[..named.map_or(0, Prediction::outputs)]);
             let read = |path: &PathBuf, model: &ModelSpec| {
                 import(path, exported.format, &shapes(model).unwrap()).unwrap()
             };

@@ -43,21 +43,22 @@ pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
 const LONGEST: u64 = 4 << 20;
 
 /// The tokenizer in a folder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FolderTokenizer {
     /// The folder has none of the files.
     Absent,
-    /// One of ours, with the same tokens and merges.
-    Known(TokenizerKind),
+    /// One of ours with the same tokens and merges, or WordPiece.
+    Known(Tokenizer),
     /// Any other, or damaged.
     Other,
 }
 
-/// Compares the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`)
-/// with those that the model may have. WordPiece (`vocab.txt`) is another one.
+/// Reads the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`, or
+/// else `vocab.txt`): bytes or GPT-2's, as the model may have them, or WordPiece.
 ///
 /// # Errors
-/// [`Error::File`] for a link out of the folder; [`Error::Io`].
+/// [`Error::File`] for a link out of the folder, and for more pieces than the model has ids;
+/// [`Error::Io`].
 pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
     let read = |name: &str| {
         let path = folder.join(name);
@@ -78,20 +79,43 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
             let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
             [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
         }
-        _ if folder.join("vocab.txt").exists() => return Ok(FolderTokenizer::Other),
-        _ => return Ok(FolderTokenizer::Absent),
+        _ => Default::default(),
     };
-    let is_same = |kind: &TokenizerKind| {
-        Tokenizer::for_text(*kind, "").is_ok_and(|ours| {
-            let count =
-                ours.vocabulary() as usize + usize::from(mask_token(&ours, model).is_some());
-            count <= model.vocabulary()
-                && found[0].as_object().is_some_and(|ids| ids.len() == count)
-                && tokens(parsed(&files(&ours, model)[0].1)) == found
-        })
+    let is_same = |ours: &Tokenizer| {
+        let count = ours.vocabulary() as usize + usize::from(mask_token(ours, model).is_some());
+        count <= model.vocabulary()
+            && found[0].as_object().is_some_and(|ids| ids.len() == count)
+            && tokens(parsed(&files(ours, model)[0].1)) == found
     };
-    let known = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter().find(is_same);
-    Ok(known.map_or(FolderTokenizer::Other, FolderTokenizer::Known))
+    let ours = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter();
+    let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
+    match known {
+        Some(tokenizer) => Ok(FolderTokenizer::Known(tokenizer)),
+        None => wordpiece(folder, model),
+    }
+}
+
+/// The WordPiece tokenizer in a folder.
+fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
+    let files = ["tokenizer.json", "vocab.txt"].map(|name| folder.join(name));
+    let Some(path) = files.into_iter().find(|path| path.exists()) else {
+        let pair = ["vocab.json", "merges.txt"].map(|name| folder.join(name).exists());
+        let is_absent = pair != [true; 2];
+        return Ok(if is_absent { FolderTokenizer::Absent } else { FolderTokenizer::Other });
+    };
+    check_inside(&path)?;
+    match Tokenizer::read(&path) {
+        Ok(tokenizer) if tokenizer.kind() == TokenizerKind::WordPiece => {
+            let (pieces, ids) = (tokenizer.vocabulary() as usize, model.vocabulary());
+            if pieces > ids {
+                let problem = format!("has {pieces} pieces, but the model only {ids} ids");
+                return Err(Error::file(path, problem));
+            }
+            Ok(FolderTokenizer::Known(tokenizer))
+        }
+        Ok(_) | Err(Error::File { .. }) => Ok(FolderTokenizer::Other),
+        Err(error) => Err(error),
+    }
 }
 
 /// The vocabulary and the merges of a `tokenizer.json`; null where it has none.
@@ -116,7 +140,7 @@ pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static s
         Tokenizer::Character(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
         Tokenizer::WordPiece(tokenizer) => {
-            return wordpiece::files(tokenizer, model.extents().longest);
+            return wordpiece::files(tokenizer, model);
         }
         _ => {}
     }
@@ -286,8 +310,10 @@ mod tests {
             TokenizerKind::Gpt2,
         ];
         for kind in kinds {
-            let (folder, known) = (tempfile::tempdir().unwrap(), FolderTokenizer::Known(kind));
-            let vocabulary = Tokenizer::for_text(kind, "").unwrap().vocabulary();
+            let (folder, tokenizer) =
+                (tempfile::tempdir().unwrap(), Tokenizer::for_text(kind, "").unwrap());
+            let vocabulary = tokenizer.vocabulary();
+            let known = FolderTokenizer::Known(tokenizer);
             let found = || folder_tokenizer(folder.path(), &spec(vocabulary)).unwrap();
             let write = |name: &str, text: String| {
                 std::fs::write(folder.path().join(name), text).unwrap();
@@ -325,6 +351,7 @@ mod tests {
         let characters = Tokenizer::for_text(TokenizerKind::Character, "ab").unwrap();
         assert!(files(&characters, &spec(2)).is_empty());
     }
+
     /// The mask token is in the files, and a folder is compared with it.
     #[test]
     fn a_bert_has_one_more_token() {
@@ -359,7 +386,7 @@ mod tests {
         let write =
             |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
         write("tokenizer.json", &files(&Tokenizer::Byte, &masked)[0].1);
-        let byte = FolderTokenizer::Known(TokenizerKind::Byte);
+        let byte = FolderTokenizer::Known(Tokenizer::Byte);
         for (model, expected) in [
             (&masked, byte),
             (&plain, FolderTokenizer::Other),
@@ -368,8 +395,30 @@ mod tests {
         ] {
             is(model, expected);
         }
-        std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-        write("vocab.txt", b"[PAD]");
-        is(&masked, FolderTokenizer::Other);
+    }
+
+    /// Read from either file, with more ids than pieces but not with fewer.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn a_folder_may_have_words() {
+        let tokenizer = Tokenizer::for_text(TokenizerKind::WordPiece, "a b a b").unwrap();
+        let pieces = tokenizer.vocabulary();
+        for name in ["tokenizer.json", "vocab.txt"] {
+            let folder = tempfile::tempdir().unwrap();
+            let found = |vocabulary: usize| folder_tokenizer(folder.path(), &bert(vocabulary));
+            for (file, text) in files(&tokenizer, &spec(pieces)) {
+                if [name, "tokenizer_config.json"].contains(&file) {
+                    std::fs::write(folder.path().join(file), text).unwrap();
+                }
+            }
+            for room in [0, 100] {
+                let known = FolderTokenizer::Known(tokenizer.clone());
+                assert_eq!(found(pieces as usize + room).unwrap(), known, "{name}");
+            }
+            let message = crate::error::problem(found(pieces as usize - 1));
+            assert!(message.contains(name) && message.contains("pieces, but the model only"));
+            std::fs::write(folder.path().join(name), "[PAD]").unwrap();
+            assert_eq!(found(300).unwrap(), FolderTokenizer::Other, "{name}");
+        }
     }
 }

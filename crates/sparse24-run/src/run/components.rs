@@ -9,6 +9,7 @@ use crate::{
     config::{Config, DataConfig},
     data::{
         Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
+        TokenizerKind,
     },
     disk, machine,
     task::{Examples, Judgement, TaskBatches},
@@ -53,12 +54,18 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
 }
 
 /// Like [`open_dataset`]; `progress` is called with tokens read and tokens in all while foreign
-/// shards are read whole.
+/// shards are read whole. Text is read with the tokenizer, if one is given, and not with one for
+/// the text.
 ///
 /// # Errors
 /// Like [`open_dataset`].
-pub fn open_dataset_with(config: &Config, progress: Progress<'_>) -> Result<Dataset, Error> {
-    open_scanned(config, Opening { scan: None, progress: Some(progress) })
+pub fn open_dataset_with(
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    progress: Progress<'_>,
+) -> Result<Dataset, Error> {
+    let tokenizer = tokenizer.cloned();
+    open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })
 }
 
 /// The data of a run.
@@ -83,7 +90,8 @@ impl From<Examples> for RunData {
 }
 
 impl RunData {
-    /// Opens the data of a configuration, of which a task reads its text with this tokenizer.
+    /// Opens the data of a configuration. This tokenizer reads the text of a task, and pieces of
+    /// words.
     pub(super) fn open(
         config: &Config,
         tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
@@ -92,7 +100,12 @@ impl RunData {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
-        Ok(open_scanned(config, Opening { scan, progress: None })?.into())
+        // A vocabulary of words takes long to train, and may be that of the initial weights.
+        let tokenizer = match config.data.tokenizer {
+            TokenizerKind::WordPiece => tokenizer().ok(),
+            _ => None,
+        };
+        Ok(open_scanned(config, Opening { tokenizer, scan, progress: None })?.into())
     }
 
     /// Whether it is what a configuration names.

@@ -55,7 +55,7 @@ fn a_model_is_fine_tuned_from_either_family() {
 
 /// A folder of questions like SQuAD's, whose answer is where the letters x and y are. Some contexts
 /// take more than one window.
-fn questions(place: &Place) {
+pub(crate) fn questions(place: &Place) {
     fs::create_dir_all(place.path("squad")).unwrap();
     for (name, count) in [("train-v1.1.json", 60), ("dev-v1.1.json", 12)] {
         let paragraph = |i: usize| {
@@ -90,7 +90,7 @@ fn answers_are_found_by_either_family() {
             "finetune --task squad --data squad --init-from run --set batch.size=8 \
              --set optimizer.learning_rate=0.01 --set task.stride=8 {SAVED} --json"
         );
-        place.json(&format!("{tune} --epochs 1 --out short"));
+        place.json(&format!("{tune} --set steps=12 --out short"));
         place.repeats("short");
         let summary = place.json(&format!("{tune} --epochs 12 --out tuned"));
         let losses: Vec<_> =

@@ -1,4 +1,4 @@
-//! What is refused on the way in and on the way out, and the messages.
+//! Refusals on the way in and on the way out, and their messages.
 
 use super::*;
 
@@ -118,10 +118,22 @@ fn what_does_not_fit_a_bert_is_named() {
 
 #[test]
 fn models_without_a_class_are_not_exported() {
+    let ModelSpec::Bert(bert) = BERT else { unreachable!("it is one") };
     let gated = ModelSpec::Gpt2(Gpt2Spec { activation: Activation::Geglu, ..GPT2 });
-    let message = Format::of(&gated).unwrap_err().to_string();
-    let start = "model.activation: no Hugging Face model has GPT-2's layers with a gated";
-    assert!(message.starts_with(start), "{message}");
+    for (model, start) in [
+        (gated, "model.activation: no Hugging Face model has GPT-2's layers with a gated"),
+        (ModelSpec::CrammedBert(bert), "model.kind: Hugging Face's library has no crammed BERT"),
+    ] {
+        let message = Format::of(&model).unwrap_err().to_string();
+        assert!(message.starts_with(start), "{message}");
+    }
+    let prediction = Some(Prediction::Value);
+    let wide = ModelSpec::Bert(BertSpec { pooler: 12, prediction, ..bert });
+    let (folder, out) = (tempfile::tempdir().unwrap(), weights(&wide));
+    let exported = export(folder.path(), &out, describe(&wide), Dtype::F32, Values::Dense);
+    let message = problem(exported);
+    let end = "the weight \"pooler.dense.weight\" is [12, 8], BERT expects [8, 8]";
+    assert!(message.ends_with(end), "{message}");
 }
 
 #[test]
@@ -198,7 +210,7 @@ fn configurations_that_compute_something_else_are_refused() {
     for (model, changes) in [(UNBIASED, gpt2), (classifier, bert)] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(CONFIG);
-        let json = config::to_json(format(&model), &describe(&model), "float32", None);
+        let json = folder::to_json(format(&model), &describe(&model), "float32", None);
         let good = String::from_utf8(json).unwrap();
         for (from, to, message) in changes {
             let text = good.replace(from, to);
@@ -220,7 +232,7 @@ fn configurations_may_differ_where_the_model_does_not() {
         FolderModel::read(&directory.path().join(WEIGHTS)).unwrap().spec
     };
     let json = |model: &ModelSpec| {
-        let json = config::to_json(format(model), &describe(model), "float32", None);
+        let json = folder::to_json(format(model), &describe(model), "float32", None);
         String::from_utf8(json).unwrap()
     };
     let gpt2 = ModelSpec::Gpt2(GPT2);
@@ -232,6 +244,7 @@ fn configurations_may_differ_where_the_model_does_not() {
     assert_eq!(read(&json(&exact)), exact);
     let [three, one] = [Prediction::Class(3), Prediction::Value]
         .map(|prediction| BERT.predicting(Some(prediction)));
+    let span = BERT.predicting(Some(Prediction::Span));
     let (class, value) = ("\"single_label_classification\"", "\"regression\"");
     for (model, from, to, expected) in [
         (&three, class, "null", &three),
@@ -240,6 +253,7 @@ fn configurations_may_differ_where_the_model_does_not() {
         (&one, value, "null", &one),
         (&one, value, class, &BERT),
         (&three, "SequenceClassification", "TokenClassification", &BERT),
+        (&three, "SequenceClassification", "QuestionAnswering", &span),
     ] {
         let text = json(model);
         assert!(text.contains(from), "{text}");

@@ -31,9 +31,10 @@ struct Class {
     config: serde_json::Value,
     /// Names and shapes, in order of names.
     stored: BTreeMap<String, Vec<usize>>,
-    /// For each sequence, or for each of its tokens.
+    /// For each sequence, or for each of its tokens; of a span for the tokens that are no padding.
     logits: Vec<Vec<f32>>,
-    /// The losses of the tokens of the first sequence, each alone; or of class 1.
+    /// The losses of the tokens of the first sequence, each alone; or those of the sequences: of
+    /// class 1, or of the span from 1 to 3.
     losses: Vec<f32>,
 }
 
@@ -106,7 +107,7 @@ fn close(what: &str, found: &[f32], expected: &[f32]) {
 #[test]
 fn models_have_the_names_and_outputs_of_transformers() {
     let classes = classes();
-    assert_eq!(classes.len(), 4);
+    assert_eq!(classes.len(), 6);
     for (name, class) in &classes {
         let (directory, _) = saved(class);
         let FolderModel { spec, .. } = FolderModel::read(directory.path()).unwrap();
@@ -124,10 +125,16 @@ fn models_have_the_names_and_outputs_of_transformers() {
         let is_bert = matches!(spec, ModelSpec::Bert(_));
         let flat: Vec<f32> = class.logits.iter().flatten().copied().collect();
         match spec.prediction() {
-            Some(_) => {
-                let places = if is_bert { [0, 8] } else { [7, 13] };
-                let targets = Targets(places.map(|at| (at, 1)).to_vec());
-                let (metrics, outputs) = trainer.predict(&targets, SHAPE.size).unwrap();
+            Some(prediction) => {
+                let is_span = prediction == Prediction::Span;
+                let (places, target) = match is_span {
+                    true => ([1, 9], 3),
+                    false if is_bert => ([0, 8], 1),
+                    false => ([7, 13], 1),
+                };
+                let targets = Targets(places.map(|at| (at, target)).to_vec());
+                let (metrics, mut outputs) = trainer.predict(&targets, SHAPE.size).unwrap();
+                outputs.truncate(flat.len());
                 close(name, &outputs, &flat);
                 close(name, &[metrics.loss() as f32], &[class.losses.iter().sum::<f32>() / 2.0]);
             }

@@ -6,9 +6,10 @@ use crate::{
     data::{Vocabulary, WordPiece},
     json,
 };
+use sparse24_train::model::ModelSpec;
 
-/// Names and contents of the files, for a model with this many positions.
-pub(super) fn files(tokenizer: &WordPiece, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
+/// Names and contents of the files. Only for a BERT, a text is between `[CLS]` and `[SEP]`.
+pub(super) fn files(tokenizer: &WordPiece, model: &ModelSpec) -> Vec<(&'static str, Vec<u8>)> {
     let &Vocabulary { lowercase, strip_accents, split_ideographs, ref pieces } =
         tokenizer.vocabulary();
     let ids: Map<String, Value> =
@@ -20,7 +21,8 @@ pub(super) fn files(tokenizer: &WordPiece, positions: usize) -> Vec<(&'static st
             "rstrip": false, "normalized": false, "special": true })
     });
     let [padding, unknown, class, separator, mask] = spelled;
-    let file = json!({
+    let is_bert = matches!(model, ModelSpec::Bert(_));
+    let mut file = json!({
         "version": "1.0",
         "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": {
@@ -45,9 +47,9 @@ pub(super) fn files(tokenizer: &WordPiece, positions: usize) -> Vec<(&'static st
             "vocab": ids,
         },
     });
-    let config = json!({
+    let mut config = json!({
         "tokenizer_class": "BertTokenizer",
-        "model_max_length": positions,
+        "model_max_length": model.extents().longest,
         "do_lower_case": lowercase,
         "strip_accents": strip_accents,
         "tokenize_chinese_chars": split_ideographs,
@@ -57,6 +59,11 @@ pub(super) fn files(tokenizer: &WordPiece, positions: usize) -> Vec<(&'static st
         "sep_token": separator,
         "mask_token": mask,
     });
+    if !is_bert {
+        file["post_processor"] = Value::Null;
+        config["tokenizer_class"] = "PreTrainedTokenizerFast".into();
+        config["model_input_names"] = json!(["input_ids", "attention_mask"]);
+    }
     vec![
         ("tokenizer.json", file.to_string().into_bytes()),
         ("vocab.txt", (pieces.join("\n") + "\n").into_bytes()),
@@ -69,7 +76,10 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::data::{Tokenizer, TokenizerKind};
+    use crate::{
+        data::{Tokenizer, TokenizerKind},
+        interchange::tests::{BERT, GPT2},
+    };
 
     /// The library that other programs use reads them, and gives the same ids.
     #[test]
@@ -78,16 +88,22 @@ mod tests {
         let ours = Tokenizer::for_text(TokenizerKind::WordPiece, &text.repeat(9)).unwrap();
         let Tokenizer::WordPiece(tokenizer) = &ours else { unreachable!("it is one") };
         let folder = tempfile::tempdir().unwrap();
-        for (name, content) in files(tokenizer, 64) {
-            fs::write(folder.path().join(name), content).unwrap();
-        }
+        let write = |model: &ModelSpec| {
+            for (name, content) in files(tokenizer, model) {
+                fs::write(folder.path().join(name), content).unwrap();
+            }
+        };
+        write(&BERT);
         for name in ["tokenizer.json", "vocab.txt"] {
             assert_eq!(Tokenizer::read(&folder.path().join(name)).unwrap(), ours, "{name}");
         }
-        let theirs =
-            tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json")).unwrap();
+        let read = || tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json"));
+        let theirs = read().unwrap();
         assert_eq!(theirs.encode(text, false).unwrap().get_ids(), ours.encode(text).unwrap());
         let marked = theirs.encode("lower", true).unwrap();
         assert_eq!(marked.get_ids()[0], tokenizer.special()[2]);
+        write(&ModelSpec::Gpt2(GPT2));
+        let plain = read().unwrap().encode("lower", true).unwrap();
+        assert_eq!(plain.get_ids(), ours.encode("lower").unwrap());
     }
 }
