@@ -201,9 +201,10 @@ impl Spans {
         let windows: Vec<&[f32]> = outputs.chunks(2 * length).collect();
         let answer = |(number, question): (usize, &'_ Question)| {
             let mut best: Option<(f32, Range<usize>)> = None;
-            for at in self.before[number]..self.before[number + 1] {
+            let all = self.before[number]..self.before[number + 1];
+            for (at, outputs) in all.clone().zip(&windows[all]) {
                 let Window { context, begins, .. } = self.window(at);
-                let of_context = &windows[at][2 * begins..][..2 * context.len()];
+                let of_context = &outputs[2 * begins..][..2 * context.len()];
                 let found = best_span(of_context);
                 if let Some((sum, span)) = found
                     && best.as_ref().is_none_or(|(best, _)| sum > *best)
@@ -298,8 +299,10 @@ impl Paragraph {
     /// The text of tokens: their bytes, and those of the characters that they cut, without white
     /// space at both ends.
     fn text(&self, tokens: Range<usize>) -> &str {
-        let start = self.context.floor_char_boundary(self.ranges[tokens.start].start);
-        let end = self.context.ceil_char_boundary(self.ranges[tokens.end - 1].end);
+        let (first, last) = (&self.ranges[tokens.start], &self.ranges[tokens.end - 1]);
+        let is_boundary = |&at: &usize| self.context.is_char_boundary(at);
+        let start = (0..=first.start).rev().find(is_boundary).unwrap_or(0);
+        let end = (last.end..).find(is_boundary).unwrap_or(self.context.len());
         self.context[start..end].trim()
     }
 }

@@ -1,4 +1,5 @@
-//! `sparse24 bench --step`: where the time of a steady training step goes, on random tokens.
+//! `sparse24 bench --step`: where the time of a steady training step goes, on random tokens, which
+//! a BERT masks as in training.
 //!
 //! Steps are first timed without a profile. Steps that refresh masks are timed separately, and made
 //! more frequent than in a real run. Then some of the others run under a profile. That takes
@@ -10,7 +11,12 @@ use std::{collections::BTreeMap, num::NonZeroU32, time::Instant};
 use serde::Serialize;
 use sparse24_core::phase::Refresh;
 use sparse24_cuda::profile::{Kind, Profile, Span, Work};
-use sparse24_run::{Error, config::Config, data::TokenizerKind};
+use sparse24_run::{
+    Error,
+    config::Config,
+    data::{DEFAULT_PIECES, TokenizerKind},
+    run::{Batches, masked_lm},
+};
 use sparse24_train::{
     backend::cuda::CudaBackend,
     method::PhaseKind,
@@ -83,14 +89,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     settings.extend(method.map(|method| format!("method.name={method}")));
     settings.push("backend.name=cuda".to_owned());
     let config = Config::resolve(Some(preset), None, &settings)?;
-    let vocabulary = match config.data.tokenizer {
-        TokenizerKind::Byte => 256,
-        // The number of characters in tinyshakespeare.
-        TokenizerKind::Character => 65,
-        TokenizerKind::WordPiece => 32768,
-        TokenizerKind::Gpt2 => 50257,
-    };
-    let mut recipe = config.recipe(vocabulary)?;
+    let mut recipe = config.recipe(vocabulary(&config))?;
     let interval = refresh_often(&mut recipe);
     let signals = Signals::take()?;
     let backend = CudaBackend::open(args.override_settings(config.backend.settings()))?;
@@ -106,6 +105,19 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
         error => error.into(),
     })?;
     if args.json { print_json(&report) } else { print_table(&report, &recipe) }
+}
+
+/// Token ids of a model, whose data are not read.
+fn vocabulary(config: &Config) -> usize {
+    let data = match config.data.tokenizer {
+        TokenizerKind::Byte => 256,
+        // The number of characters in tinyshakespeare.
+        TokenizerKind::Character => 65,
+        // One of them is the mask token.
+        TokenizerKind::WordPiece => return DEFAULT_PIECES,
+        TokenizerKind::Gpt2 => 50257,
+    };
+    config.model.vocabulary(data, None)
 }
 
 /// Makes mask refreshes frequent, unless every step refreshes anyway. Returns the configured
@@ -130,7 +142,7 @@ fn measure(
     is_quick: bool,
 ) -> Result<Report, Error> {
     let recipe = trainer.recipe().clone();
-    let batches = RandomTokens::new(&recipe);
+    let batches = batches(&recipe);
     let (timed, profiled) = if is_quick { (3, 1) } else { (10, 3) };
     let warm_up = WARM_UP * interval.map_or(1, |_| REFRESH_INTERVAL.get() as usize);
     note(format_args!(
@@ -197,7 +209,7 @@ struct Times {
 /// Runs until `steps` steps are in [`Times::keeping`].
 fn time_steps(
     trainer: &mut Trainer,
-    batches: &RandomTokens,
+    batches: &dyn Objective,
     steps: usize,
     profile: Option<&Profile>,
 ) -> Result<Times, Error> {
@@ -283,7 +295,13 @@ fn kinds(spans: &[Span], parameters: &[(&str, [usize; 2])], steps: f64, step_ms:
 /// The name of work within its kind: a kernel without the sizes of its tile, or a dense product by
 /// its parameter without the layer, e.g. `attn.c_attn, forward`.
 fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
-    let is_number = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit());
+    let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
+    // The name without the words up to the number of a layer.
+    let within_layer = |name: &str| {
+        let words: Vec<_> = name.trim_end_matches(".weight").split('.').collect();
+        let layer = words.iter().position(|word| is_number(word));
+        (layer.is_some(), words[layer.map_or(0, |at| at + 1)..].join("."))
+    };
     match work {
         Work::Copy => Kind::Copy.name().to_owned(),
         Work::Kernel(entry) => {
@@ -294,24 +312,29 @@ fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
             let fits = |&&(_, [rows, columns]): &&(&str, [usize; 2])| {
                 columns == q && rows <= r && r < rows + 128
             };
-            let parameter = parameters.iter().filter(fits).max_by_key(|(_, [rows, _])| *rows);
-            let Some((name, _)) = parameter else { return format!("{r}x{q}, {pass}") };
-            let name = name.trim_end_matches(".weight").trim_start_matches("h.");
-            let name = name.split('.').skip_while(is_number).collect::<Vec<_>>().join(".");
+            // Of equal shapes that of a layer, as there are more.
+            let parameter = parameters
+                .iter()
+                .filter(fits)
+                .map(|&(name, [rows, _])| (rows, within_layer(name)))
+                .max_by_key(|&(rows, (is_in_layer, _))| (rows, is_in_layer));
+            let name = parameter.map_or_else(|| format!("{r}x{q}"), |(_, (_, name))| name);
             format!("{name}, {pass}")
         }
     }
 }
 
+/// The batches of training, on random tokens.
+fn batches(recipe: &Recipe) -> Batches<RandomTokens> {
+    let masked = masked_lm(recipe, None);
+    let vocabulary = masked.as_ref().map_or(recipe.model.vocabulary() as u32, |it| it.vocabulary);
+    let windows = RandomTokens { tokens: recipe.batch.tokens(), vocabulary };
+    Batches { windows, masked, sequence_length: recipe.batch.sequence_length }
+}
+
 struct RandomTokens {
     tokens: usize,
     vocabulary: u32,
-}
-
-impl RandomTokens {
-    fn new(recipe: &Recipe) -> Self {
-        Self { tokens: recipe.batch.tokens(), vocabulary: recipe.model.vocabulary() as u32 }
-    }
 }
 
 impl Objective for RandomTokens {
@@ -341,6 +364,8 @@ mod tests {
             ("wpe.weight", [1024, 768]),
             ("h.0.attn.c_attn.weight", [2304, 768]),
             ("h.1.attn.c_attn.weight", [2304, 768]),
+            ("encoder.layer.10.attention.output.dense.weight", [768, 768]),
+            ("cls.predictions.transform.dense.weight", [768, 768]),
         ];
         let product = |pass, weight| Work::Product { pass, tokens: 8, weight };
         let spans = [
@@ -350,6 +375,7 @@ mod tests {
             (product("forward", [2304, 768]), 4.0),
             (product("wgrad", [50304, 768]), 8.0),
             (product("dgrad", [5, 7]), 2.0),
+            (product("dgrad", [768, 768]), 1.0),
             (Work::Copy, 0.5),
         ]
         .map(|(work, ms)| Span { work, ms });
@@ -358,40 +384,43 @@ mod tests {
             kinds.iter().map(|part| (part.name.as_str(), part.ms, part.launches)).collect();
         assert_eq!(
             found,
-            [("dense products", 7.0, 1.5), ("norm", 1.5, 1.5), ("copies and fills", 0.25, 0.5)]
+            [("dense products", 7.5, 2.0), ("norm", 1.5, 1.5), ("copies and fills", 0.25, 0.5)]
         );
-        assert_eq!(kinds[0].percent, 70.0);
+        assert_eq!(kinds[0].percent, 75.0);
         let parts = |kind: usize| -> Vec<&str> {
             kinds[kind].parts.iter().map(|part| part.name.as_str()).collect()
         };
-        assert_eq!(parts(0), ["wte, wgrad", "attn.c_attn, forward", "5x7, dgrad"]);
+        assert_eq!(
+            parts(0),
+            ["wte, wgrad", "attn.c_attn, forward", "5x7, dgrad", "attention.output.dense, dgrad"]
+        );
         assert_eq!(parts(1), ["norm_forward", "norm_backward"]);
         assert!(parts(2).is_empty());
     }
 
     /// A trainer on the CPU.
-    fn trainer(method: &str) -> (Trainer, RandomTokens, Option<NonZeroU32>) {
+    fn trainer(preset: &str, method: &str) -> (Trainer, Batches<RandomTokens>, Option<NonZeroU32>) {
         let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32", "sequence_length=8"]
             .map(|setting| format!("model.{setting}"));
         let others = [format!("method.name={method}"), "batch.size=2".into(), "steps=100".into()];
-        let config = Config::resolve(Some("quickstart"), None, &[&settings[..], &others].concat())
+        let config = Config::resolve(Some(preset), None, &[&settings[..], &others].concat())
             .expect("valid settings");
-        let mut recipe = config.recipe(65).expect("a valid recipe");
+        let mut recipe = config.recipe(vocabulary(&config)).expect("a valid recipe");
         let interval = refresh_often(&mut recipe);
         let backend = (config.backend_entry().expect("the CPU").open)(config.backend.settings())
             .expect("the CPU opens");
-        let batches = RandomTokens::new(&recipe);
+        let batches = batches(&recipe);
         (Trainer::new(backend, recipe).expect("enough memory"), batches, interval)
     }
 
     #[test]
     fn steps_that_refresh_masks_are_timed_separately_and_weighted_by_their_frequency() {
-        let (mut fst, batches, interval) = trainer("fst");
+        let (mut fst, batches, interval) = trainer("quickstart", "fst");
         assert_eq!(interval, NonZeroU32::new(40));
         let times = time_steps(&mut fst, &batches, 5, None).expect("finite");
         let counts = (times.keeping.len(), times.refreshing.len(), fst.step());
         assert_eq!(counts, (5, 2, 7), "steps 3 and 6 refresh");
-        let (mut dense, batches, interval) = trainer("dense");
+        let (mut dense, batches, interval) = trainer("quickstart", "dense");
         let times = time_steps(&mut dense, &batches, 5, None).expect("finite");
         assert_eq!((times.keeping.len(), times.refreshing.len(), interval), (5, 0, None));
         assert_eq!(mean(10.0, Some(RefreshTime { interval: 40, step_ms: 50.0, steps: 5 })), 11.0);
@@ -407,5 +436,31 @@ mod tests {
         assert_eq!((inputs.len(), &inputs[1..]), (1000, &targets[..999]));
         assert!(inputs.iter().chain(&targets).all(|&token| token < 65));
         assert!((0..65).all(|token| inputs.contains(&token)), "every token is drawn");
+    }
+
+    #[test]
+    fn a_bert_trains_on_masked_tokens() {
+        for (preset, tokenizer, ids) in [
+            ("bert-base", "byte", 257),
+            ("bert-crammed", "gpt2", 50258),
+            ("bert-base", "wordpiece", 32768),
+        ] {
+            let given = [format!("data.tokenizer={tokenizer}")];
+            let config = Config::resolve(Some(preset), None, &given).expect("valid settings");
+            let recipe = config.recipe(vocabulary(&config)).expect("a valid recipe");
+            assert_eq!(recipe.model.vocabulary(), ids, "{preset}, {tokenizer}");
+            let mut batch = Batch::default();
+            batches(&recipe).fill(1, 0, &mut batch).expect("no file is read");
+            let tokens = batch.tokens.len();
+            assert_eq!(tokens, recipe.batch.tokens());
+            // Six standard deviations of a binomial distribution.
+            let share = batch.counted as f64 / tokens as f64;
+            assert!((share - 0.15).abs() <= 6.0 * (0.15 * 0.85 / tokens as f64).sqrt(), "{share}");
+            let masked = batch.tokens.iter().filter(|&&token| token as usize == ids - 1).count();
+            let share = masked as f64 / batch.counted as f64;
+            assert!((share - 0.8).abs() <= 6.0 * (0.16 / batch.counted as f64).sqrt(), "{share}");
+        }
+        let (mut bert, batches, _) = trainer("bert-tiny-cpu", "fst");
+        assert_eq!(time_steps(&mut bert, &batches, 1, None).expect("finite").keeping.len(), 1);
     }
 }
