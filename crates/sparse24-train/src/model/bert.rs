@@ -27,10 +27,10 @@ use crate::{
         op::{ActivationBackward, Add},
     },
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
-        Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
-        Streams, TargetRows,
+        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, ClassTargets,
+        Embedding, Ffn, FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations,
+        Pass, Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead,
+        Sparsity, Streams, TargetRows,
     },
     objective::{Batch, most_targets},
 };
@@ -159,7 +159,16 @@ impl Bert {
                 let pooler = Some(("pooler.dense", spec.pooler));
                 let (name, bias) = ("classifier", Bias::Present);
                 let (d_model, deviation) = (d, DEVIATION);
-                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                let targets = ClassTargets::Hard;
+                let spec = SequenceHeadSpec {
+                    name,
+                    bias,
+                    pooler,
+                    d_model,
+                    deviation,
+                    prediction,
+                    targets,
+                };
                 TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }
         };

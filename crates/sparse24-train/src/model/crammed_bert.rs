@@ -24,10 +24,10 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
     nn::{
-        Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Prediction,
-        PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity, Streams,
-        TargetRows,
+        Attention, AttentionActivations, BatchShape, Bias, Builder, ClassTargets, Embedding, Ffn,
+        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
+        Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
+        Streams, TargetRows,
     },
     objective::{Batch, most_targets},
 };
@@ -104,6 +104,7 @@ impl CrammedBert {
                     d_model: d,
                     deviation: DEVIATION,
                     prediction,
+                    targets: ClassTargets::Hard,
                 };
                 TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }

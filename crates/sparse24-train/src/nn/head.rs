@@ -94,7 +94,7 @@ impl Head {
         embedding: &Embedding,
         rows: usize,
     ) -> Result<Self, Error> {
-        let kind = TargetLoss::CrossEntropy { smoothing: 0.0 };
+        let kind = TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None };
         Self::of_table(builder, embedding.token_table(), kind, rows)
     }
 
@@ -150,10 +150,17 @@ impl Head {
         self.buffers
     }
 
-    /// The summed loss, without gradients.
+    /// The summed loss, without gradients; of classes the plain cross-entropy, neither smoothed nor
+    /// mixed.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, x, None);
-        pass.run(op)
+        let kind = match op.kind {
+            TargetLoss::CrossEntropy { .. } => {
+                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
+            }
+            kind => kind,
+        };
+        pass.run(HeadLoss { kind, ..op })
     }
 
     /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
@@ -186,7 +193,11 @@ impl Head {
             TargetLoss::Span { lengths } => {
                 TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
             }
-            kind => kind,
+            TargetLoss::CrossEntropy { smoothing, mixed } => {
+                let mixed = mixed.map(|mixed| mixed.rows(0..x.shape[0]));
+                TargetLoss::CrossEntropy { smoothing, mixed }
+            }
+            TargetLoss::SquaredError => TargetLoss::SquaredError,
         };
         HeadLoss { x, embedding, bias, targets, kind, logits, loss, gradients }
     }
