@@ -187,7 +187,7 @@ pub const SOURCES: &[Source] = sources! {
     ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
     "bias_grad" Bias: ["column_sums", "row_sums"], ALL, Off;
     "compress_weight" Mask: ["compress_weight", "compress_forward", "prune_dense"], ALL, Off;
-    "dropout" Dropout: ["dropout"], ALL, Off;
+    "dropout" Dropout: ["dropout", "drop_sequences"], ALL, Off;
     "embedding" Embedding: [
         "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join",
         "embed_positions",

@@ -13,7 +13,7 @@ use crate::{
     Error,
     backend::{
         Backend, Op, Tensor,
-        op::{Copy, DropoutOp},
+        op::{Copy, DropSequences, DropoutOp},
     },
     method::Phase,
 };
@@ -27,6 +27,7 @@ mod linear24;
 mod masked_head;
 mod norm;
 mod parameter;
+mod patch_embedding;
 mod sequence_head;
 mod sinusoids;
 mod span_head;
@@ -45,7 +46,8 @@ pub use parameter::{
     ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,
     Pruned, Role, Sparsity,
 };
-pub use sequence_head::{SequenceHead, SequenceHeadSpec};
+pub use patch_embedding::{PatchEmbedding, Patches};
+pub use sequence_head::{ClassTargets, SequenceHead, SequenceHeadSpec};
 pub use sinusoids::ScaledSinusoids;
 pub use span_head::SpanHead;
 pub use target_rows::TargetRows;
@@ -119,5 +121,11 @@ impl Pass<'_> {
             Some(dropout) => self.run(DropoutOp { x, dropout }),
             None => Ok(()),
         }
+    }
+
+    /// Drops whole sequences of `x`, or of its gradient, in place.
+    pub fn drop_sequences(&mut self, x: Tensor, dropout: Dropout) -> Result<(), Error> {
+        let sequence_length = self.batch.sequence_length;
+        self.run(DropSequences { x, sequence_length, dropout })
     }
 }

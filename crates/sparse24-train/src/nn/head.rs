@@ -112,7 +112,7 @@ impl Head {
         embedding: &Embedding,
         rows: usize,
     ) -> Result<Self, Error> {
-        let kind = TargetLoss::CrossEntropy { smoothing: 0.0 };
+        let kind = TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None };
         Self::of_table(builder, embedding.token_table(), kind, rows)
     }
 
@@ -184,7 +184,11 @@ impl Head {
             TargetLoss::Span { lengths } => {
                 TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
             }
-            kind => kind,
+            TargetLoss::CrossEntropy { smoothing, mixed } => {
+                let mixed = mixed.map(|mixed| mixed.rows(0..x.shape[0]));
+                TargetLoss::CrossEntropy { smoothing, mixed }
+            }
+            TargetLoss::SquaredError => TargetLoss::SquaredError,
         };
         HeadLoss { x, embedding, bias, targets, kind, logits, loss, gradients }
     }
@@ -200,9 +204,17 @@ impl PredictionHead for Head {
         backend.upload_ids(self.buffers.targets.first_rows(targets.len()), targets)
     }
 
+    /// The summed loss, without gradients; of classes the plain cross-entropy, neither smoothed nor
+    /// mixed.
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, x, None);
-        pass.run(op)
+        let kind = match op.kind {
+            TargetLoss::CrossEntropy { .. } => {
+                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
+            }
+            kind => kind,
+        };
+        pass.run(HeadLoss { kind, ..op })
     }
 
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {

@@ -15,8 +15,9 @@ use crate::{
     Error,
     backend::{
         Backend, DType, Region, Tensor,
-        op::{ActivationBackward, TargetLoss},
+        op::{ActivationBackward, Mixed, TargetLoss},
     },
+    objective::Batch,
 };
 
 /// Outputs for the row of each sequence that has a target.
@@ -32,6 +33,7 @@ pub struct SequenceHead {
     dropout: Site,
     head: Head,
     rows: TargetRows,
+    mixed: Option<Mixed>,
     m: Tensor,
     h: Tensor,
     /// Gradients of h and m.
@@ -61,6 +63,18 @@ pub struct SequenceHeadSpec<'a> {
     pub deviation: f32,
     /// Its prediction.
     pub prediction: Prediction,
+    /// How classes are wanted in training.
+    pub targets: ClassTargets,
+}
+
+/// The distribution over classes that training compares with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ClassTargets {
+    /// The class alone.
+    Hard,
+    /// Two classes by shares, see [`Batch::second_targets`](crate::objective::Batch), with this
+    /// label smoothing in `[0, 1)`.
+    Mixed(f32),
 }
 
 impl SequenceHeadSpec<'_> {
@@ -80,7 +94,7 @@ impl SequenceHeadSpec<'_> {
 impl SequenceHead {
     /// Allocates the layers, for a prediction that is not a span.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
-        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
+        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, .. } = spec;
         let n = builder.batch().size;
         let activation = |builder: &mut Builder<'_>, name, columns| {
             builder.tensor(name, [n, columns], DType::Activation, Region::Activations)
@@ -103,14 +117,35 @@ impl SequenceHead {
             }
         };
         let dropout = builder.dropout_site();
-        let kind = match prediction {
-            Prediction::Value => TargetLoss::SquaredError,
-            _ => TargetLoss::CrossEntropy { smoothing: 0.0 },
+        let mut per_row = |name, dtype| builder.tensor(name, [n, 1], dtype, Region::Activations);
+        let (smoothing, mixed) = match spec.targets {
+            ClassTargets::Hard => (0.0, None),
+            ClassTargets::Mixed(smoothing) => {
+                let targets = per_row("second targets", DType::U32)?;
+                (smoothing, Some(Mixed { targets, shares: per_row("shares", DType::F32)? }))
+            }
         };
-        let output = (kind, [prediction.outputs(), width]);
+        let kind = match spec.prediction {
+            Prediction::Value => TargetLoss::SquaredError,
+            _ => TargetLoss::CrossEntropy { smoothing, mixed },
+        };
+        let output = (kind, [spec.prediction.outputs(), width]);
         let head = Head::untied(builder, name, output, bias, deviation, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
-        Ok(Self { pooler, dropout, head, rows, m, h, dh, dm })
+        Ok(Self { pooler, dropout, head, rows, mixed, m, h, dh, dm })
+    }
+
+    /// Copies the second targets of a batch to the device, and the shares of the first; without
+    /// any, the share of each first target is 1.
+    pub fn upload_mixed(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+        let Some(Mixed { targets, shares }) = self.mixed else { return Ok(()) };
+        let Batch { second_targets, shares: of_first, .. } = batch;
+        let n = targets.shape[0];
+        let (zeros, ones) = (vec![0; n], vec![1.0; n]);
+        let (second_targets, of_first) =
+            if of_first.is_empty() { (&zeros, &ones) } else { (second_targets, of_first) };
+        backend.upload_ids(targets.first_rows(second_targets.len()), second_targets)?;
+        backend.upload(shares.first_rows(of_first.len()), of_first)
     }
 
     /// The input of the output layer.
