@@ -17,6 +17,7 @@ use crate::{
 pub mod bert;
 pub mod crammed_bert;
 pub mod gpt2;
+mod masked_head;
 
 pub use bert::BertSpec;
 pub use gpt2::Gpt2Spec;
