@@ -274,7 +274,7 @@ fn train(
         RunDirectory::check_free(&path).map_err(|error| match error {
             Error::File { path, .. } => Error::file(
                 path,
-                "is no run, as it holds no config.toml, but is not empty; remove it to train it \
+                "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
                     again",
             ),
             other => other,

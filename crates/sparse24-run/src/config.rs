@@ -113,6 +113,16 @@ impl ModelConfig {
     #[must_use]
     pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
         let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
+        self.with_mask(data, has_mask)
+    }
+
+    /// Like [`Self::vocabulary`], for data that are not read.
+    #[must_use]
+    pub fn usual_vocabulary(&self, tokenizer: TokenizerKind) -> usize {
+        self.with_mask(tokenizer.usual_vocabulary(), tokenizer == TokenizerKind::WordPiece)
+    }
+
+    fn with_mask(&self, data: u32, has_mask: bool) -> usize {
         let needs_mask = match self.kind {
             ModelKind::Gpt2 => false,
             ModelKind::Bert | ModelKind::CrammedBert => true,

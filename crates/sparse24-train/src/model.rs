@@ -18,6 +18,7 @@ pub mod bert;
 pub mod crammed_bert;
 pub mod deit;
 pub mod gpt2;
+mod masked_head;
 
 pub use bert::BertSpec;
 pub use deit::DeitSpec;

@@ -24,7 +24,6 @@ mod embedding;
 mod ffn;
 mod head;
 mod linear24;
-mod masked_head;
 mod norm;
 mod parameter;
 mod patch_embedding;
@@ -40,7 +39,6 @@ pub use ffn::{Ffn, FfnActivations, FfnSpec};
 pub(crate) use head::no_text;
 pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
-pub use masked_head::MaskedHead;
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
     ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,

@@ -155,6 +155,16 @@ impl Initial {
                 let name = tokenizer.kind().name();
                 Some(format!("tokenizer {name}, assumed from the vocabulary of {vocabulary}"))
             }
+            (Some(FolderTokenizer::Known(own)), _)
+                if own.kind() == TokenizerKind::WordPiece
+                    && (own.vocabulary() as usize) < self.spec.vocabulary() =>
+            {
+                let (pieces, ids) = (own.vocabulary(), self.spec.vocabulary());
+                Some(format!(
+                    "the folder's vocabulary has {pieces} pieces, the model {ids} ids: check that \
+                     they belong together, unless the table of the model is padded"
+                ))
+            }
             (Some(FolderTokenizer::Other), None) => {
                 let masks = match self.spec {
                     ModelSpec::Bert(_) => ", the last of which it takes for its mask",

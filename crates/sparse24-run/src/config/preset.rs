@@ -112,9 +112,9 @@ pub const PRESETS: [Preset; 10] = [
         summary: "BERT-base: 12 layers, d_model 768, sequence length 512",
         source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
             AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but Adam's moments are \
-            corrected for their bias, all steps have whole sequences, there are no pairs of \
-            sentences, tokens are GPT-2's instead of 30522 WordPieces, and fst is the default, \
-            with the lambda of bert-crammed",
+            corrected for their bias, all steps have 512 tokens a sequence, there are no pairs of \
+            sentences, WordPiece has up to 32768 pieces, found in the corpus, instead of Google's \
+            30522, and fst is the default, with the lambda of bert-crammed",
         corpus: Corpus::Named,
         build: bert_base,
     },
@@ -125,8 +125,8 @@ pub const PRESETS: [Preset; 10] = [
             2022, arXiv 2212.14034: AdamW 1e-3 under a triangle, 300k micro-batches of 128 x 128 \
             tokens, 1 to 32 of them a step, the last 50k dense; norms are decayed as there, where \
             the list of exceptions misses their names; lambda from table 2 of Hu et al. 2024, \
-            arXiv 2404.01847; but tokens are GPT-2's instead of 32768 WordPieces, and documents \
-            are in their own order instead of sorted by sentences",
+            arXiv 2404.01847; but WordPiece keeps characters beyond ASCII, and a batch is windows \
+            from random places of the corpus instead of sequences sorted by their sentences",
         corpus: Corpus::Named,
         build: bert_crammed,
     },
@@ -238,6 +238,7 @@ fn bert_base() -> Config {
             ..base.optimizer
         },
         batch: BatchConfig { size: 32, gradient_accumulation_steps: 8, ..base.batch },
+        data: DataConfig { tokenizer: TokenizerKind::WordPiece, ..base.data },
         ..base
     }
 }

@@ -196,7 +196,7 @@ impl RunData {
     /// Evaluates a model on the validation split: its loss, and the judgement of a fine-tuned one.
     ///
     /// # Errors
-    /// Errors of [`Trainer::evaluate`].
+    /// [`Error::File`] for text without a masked token; errors of [`Trainer::evaluate`].
     pub fn judge(
         &self,
         trainer: &mut Trainer,
@@ -204,7 +204,13 @@ impl RunData {
         size: usize,
     ) -> Result<(Metrics, Judgement), Error> {
         let Self::Task(examples) = self else {
-            return Ok((trainer.evaluate(data, size)?, Judgement::default()));
+            let metrics = trainer.evaluate(data, size)?;
+            if metrics.targets == 0 {
+                let problem = "none of its validation tokens is a target, and a BERT predicts \
+                    15 % of them; evaluate on more text";
+                return Err(Error::file(self.source(), problem));
+            }
+            return Ok((metrics, Judgement::default()));
         };
         let (metrics, outputs) = trainer.predict(data, size)?;
         Ok((metrics, examples.judge(&outputs)))

@@ -424,7 +424,7 @@ mod tests {
             .unwrap();
         set(window, 0, accent + 1, 5.0);
         set(window, 1, accent + 6, 5.0);
-        // A token of the question, or of padding, is no answer.
+        // Tokens of the question and of padding are not answers.
         outputs[2 * window * length] = 99.0;
         outputs[2 * (window * length + length - 1) + 1] = 99.0;
         assert_eq!(spans.answers(&outputs), [("w", "da"), ("r", "\u{c9}mile")]);

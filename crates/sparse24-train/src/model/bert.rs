@@ -19,14 +19,13 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify};
+use super::{Extents, Model, Sparsify, masked_head::MaskedHead};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, ClassTargets,
-        Embedding, Ffn, FfnActivations, FfnSpec, LinearSpec, MaskedHead, Norm, NormActivations,
-        Pass, Prediction, PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
+        Embedding, Ffn, FfnActivations, FfnSpec, LinearSpec, Norm, NormActivations, Pass, Prediction, PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
     objective::Batch,
 };

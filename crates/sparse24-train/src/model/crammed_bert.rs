@@ -18,13 +18,14 @@ use sparse24_core::{op::Accumulate, philox::Site};
 use super::{
     BertSpec, Model,
     bert::{DEVIATION, EPSILON},
+    masked_head::MaskedHead,
 };
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
     nn::{
         Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, MaskedHead, Norm, NormActivations, Pass, PredictionHead, Streams,
+        FfnSpec, Norm, NormActivations, Pass, PredictionHead, Streams,
     },
     objective::Batch,
 };

@@ -117,7 +117,7 @@ fn answers_are_found_by_either_family() {
         place.refuses(
             "finetune --task squad --data squad/dev-v1.1.json --init-from run",
             3,
-            "is no folder; expected one with the files of squad",
+            "is not a folder; expected one with the files of squad",
         );
         place.refuses(&format!("{tune} --set task.stride=0 --out no"), 2, "task.stride: ");
     }
@@ -136,7 +136,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
             "task.name: \"coal\" is not known; did you mean",
         ),
         (format!("{tune} --task cola"), 2, "--data: name the folder with the files of cola"),
-        (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is no folder"),
+        (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is not a folder"),
         (format!("{tune} --task cola --data empty"), 3, "empty: has no training file of cola"),
         (
             format!("{tune} --task rte --data task"),

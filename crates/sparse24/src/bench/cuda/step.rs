@@ -14,7 +14,6 @@ use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_run::{
     Error,
     config::Config,
-    data::{DEFAULT_PIECES, TokenizerKind},
     run::{Batches, masked_lm},
 };
 use sparse24_train::{
@@ -109,15 +108,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
 
 /// Token ids of a model, whose data are not read.
 fn vocabulary(config: &Config) -> usize {
-    let data = match config.data.tokenizer {
-        TokenizerKind::Byte => 256,
-        // The number of characters in tinyshakespeare.
-        TokenizerKind::Character => 65,
-        // One of them is the mask token.
-        TokenizerKind::WordPiece => return DEFAULT_PIECES,
-        TokenizerKind::Gpt2 => 50257,
-    };
-    config.model.vocabulary(data, None)
+    config.model.usual_vocabulary(config.data.tokenizer)
 }
 
 /// Makes mask refreshes frequent, unless every step refreshes anyway. Returns the configured

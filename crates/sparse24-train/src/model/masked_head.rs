@@ -2,18 +2,13 @@
 
 use sparse24_core::op::{Accumulate, Activation};
 
-use super::{
-    Pass,
-    builder::Builder,
-    embedding::{Embedding, Sharing},
-    head::{Head, PredictionHead},
-    linear24::{Bias, Linear24, LinearSpec},
-    norm::{Norm, NormActivations},
-    target_rows::TargetRows,
-};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::ActivationBackward},
+    nn::{
+        Bias, Builder, Embedding, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
+        PredictionHead, Sharing, TargetRows,
+    },
     objective::most_targets,
 };
 
@@ -25,7 +20,7 @@ use crate::{
 /// logits = y E^T + bias
 /// ```
 #[derive(Debug)]
-pub struct MaskedHead {
+pub(super) struct MaskedHead {
     linear: Linear24,
     norm: Option<ActivatedNorm>,
     decoder: Head,
@@ -46,7 +41,7 @@ struct ActivatedNorm {
 
 impl MaskedHead {
     /// Allocates a head without norm and bias, for at most [`most_targets`] of a batch.
-    pub fn new(
+    pub(super) fn new(
         builder: &mut Builder<'_>,
         embedding: &Embedding,
         linear: LinearSpec,
@@ -65,7 +60,7 @@ impl MaskedHead {
     }
 
     /// This head with an activation and a norm, which has biases, after its linear layer.
-    pub fn with_norm(
+    pub(super) fn with_norm(
         self,
         builder: &mut Builder<'_>,
         activation: Activation,
@@ -78,7 +73,7 @@ impl MaskedHead {
     }
 
     /// This head with a bias of the logits, which starts at zero.
-    pub fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
+    pub(super) fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
         Ok(Self { decoder: self.decoder.with_bias(builder, name)?, ..self })
     }
 
