@@ -82,13 +82,36 @@ struct Raw {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "an object")]
 struct Arguments {
-    img_size: Option<usize>,
-    patch_size: Option<usize>,
+    img_size: Option<Side>,
+    patch_size: Option<Side>,
     embed_dim: Option<usize>,
     depth: Option<usize>,
     num_heads: Option<usize>,
     mlp_ratio: Option<f64>,
     act_layer: Option<Value>,
+    /// Like `num_classes` outside.
+    num_classes: Option<Value>,
+    in_chans: Option<Value>,
+    global_pool: Option<Value>,
+}
+
+/// The side of a square.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number, or two that are equal")]
+enum Side {
+    One(usize),
+    Two([usize; 2]),
+}
+
+impl Side {
+    /// The number; 0, which is refused, for two that differ.
+    fn length(self) -> usize {
+        match self {
+            Self::One(side) => side,
+            Self::Two([height, width]) if height == width => width,
+            Self::Two(_) => 0,
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -131,8 +154,17 @@ fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
             ));
         }
     }
-    let Arguments { img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio, act_layer } =
-        raw.model_args;
+    let arguments = raw.model_args;
+    for (key, found, admitted) in [
+        ("model_args.num_classes", &arguments.num_classes, json!(raw.num_classes)),
+        ("model_args.in_chans", &arguments.in_chans, json!(3)),
+        ("model_args.global_pool", &arguments.global_pool, json!("token")),
+    ] {
+        admit(path, key, found.as_ref(), &[admitted])?;
+    }
+    let Arguments {
+        img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio, act_layer, ..
+    } = arguments;
     admit(path, "act_layer", act_layer.as_ref(), &[json!("gelu"), json!("gelu_tanh")])?;
     let activation = match act_layer {
         Some(name) if name == json!("gelu_tanh") => Activation::Gelu,
@@ -145,8 +177,8 @@ fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
         heads: num_heads.unwrap_or(heads),
         d_model,
         d_ff,
-        image_size: img_size.unwrap_or(image),
-        patch_size: patch_size.unwrap_or(patch),
+        image_size: img_size.map_or(image, Side::length),
+        patch_size: patch_size.map_or(patch, Side::length),
         classes: raw.num_classes,
         activation,
         sparsify: Sparsify::Ffn,
