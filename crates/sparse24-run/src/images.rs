@@ -15,6 +15,9 @@ mod draws;
 mod folder;
 mod rand_augment;
 
+#[cfg(test)]
+mod tests;
+
 pub use augment::Augmentation;
 pub use batch::ImageBatches;
 pub use folder::{ImageSource, Images};

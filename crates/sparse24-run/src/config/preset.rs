@@ -114,6 +114,16 @@ pub const PRESETS: [Preset; 14] = [
         build: bert_tiny_cpu,
     },
     Preset {
+        name: "deit-cifar-cpu",
+        summary: "a small DeiT for images of 32x32 pixels, in two minutes on a CPU",
+        source: "Touvron et al. 2021, arXiv 2012.12877, with patches of 4x4, 4 layers and d_model \
+            96 for CIFAR-10; but steps and batches for two minutes on two cores, without mixing, \
+            RandAugment, erasing and repeats, which a run so short does not need; lambda is not \
+            searched",
+        corpus: Corpus::Named,
+        build: deit_cifar_cpu,
+    },
+    Preset {
         name: "bert-base",
         summary: "BERT-base: 12 layers, d_model 768, sequence length 512",
         source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
@@ -135,16 +145,6 @@ pub const PRESETS: [Preset; 14] = [
             are in their own order instead of sorted by sentences",
         corpus: Corpus::Named,
         build: bert_crammed,
-    },
-    Preset {
-        name: "deit-cifar-cpu",
-        summary: "a small DeiT for images of 32x32 pixels, in two minutes on a CPU",
-        source: "Touvron et al. 2021, arXiv 2012.12877, with patches of 4x4, 4 layers and d_model \
-            96 for CIFAR-10; but steps and batches for two minutes on two cores, without mixing, \
-            RandAugment, erasing and repeats, which a run so short does not need; lambda is not \
-            searched",
-        corpus: Corpus::Named,
-        build: deit_cifar_cpu,
     },
     Preset {
         name: "deit-tiny",
