@@ -86,10 +86,14 @@ pub(super) fn evaluation(image: &RgbImage, size: usize) -> Input {
     if size <= SMALL {
         return normalized(&squeezed(image, side));
     }
+    // The ends of a very long image have no part in the middle, and would need much memory.
     let (w, h) = image.dimensions();
-    let shorter = (size as u64 * 256 / 224) as u32;
-    let longer = |of: u32| (u64::from(shorter) * u64::from(of) / u64::from(w.min(h))) as u32;
-    let resized = resize(image, longer(w), longer(h), FilterType::CatmullRom);
+    let [wide, high] = [w, h].map(|of| of.min(w.min(h).saturating_mul(2)));
+    let image = crop_imm(image, (w - wide) / 2, (h - high) / 2, wide, high).to_image();
+    let shorter = size as u64 * 256 / 224;
+    let [wide, high] =
+        [wide, high].map(|of| (shorter * u64::from(of) / u64::from(w.min(h))) as u32);
+    let resized = resize(&image, wide, high, FilterType::CatmullRom);
     let [x, y] = [resized.width(), resized.height()]
         .map(|of| (f64::from(of - side) / 2.0).round_ties_even() as u32);
     normalized(&crop_imm(&resized, x, y, side, side).to_image())

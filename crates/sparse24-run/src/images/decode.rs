@@ -14,6 +14,10 @@ use crate::Error;
 /// Most bytes of a file, and of the memory that it is decoded into.
 const MOST_BYTES: u64 = 256 << 20;
 
+/// Most bytes that one byte of a file stands for, beyond 32 MiB: no more than in a PNG that deflates
+/// best, so that a header that lies costs little.
+const SPREAD: u64 = 1032;
+
 /// Most pixels of a side.
 const LONGEST: u32 = 1 << 15;
 
@@ -43,7 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 /// [`Error::File`] for what is neither a JPEG nor a PNG image, is damaged, or is larger than 2^15
-/// pixels on a side or 256 MiB in memory.
+/// pixels on a side or 256 MiB in memory, or than a file of its size can be.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
     // A decoder that fails on a damaged file must not end the process.
     let decoded = catch_unwind(|| {
@@ -53,7 +57,8 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         }
         let mut limits = Limits::default();
         (limits.max_image_width, limits.max_image_height) = (Some(LONGEST), Some(LONGEST));
-        limits.max_alloc = Some(MOST_BYTES);
+        let most = SPREAD * bytes.len() as u64 + (32 << 20);
+        limits.max_alloc = Some(most.min(MOST_BYTES));
         reader.limits(limits);
         Ok::<_, image::ImageError>(Some(reader.decode()?.into_rgb8()))
     });
