@@ -78,7 +78,7 @@ fn other_models_of_timm_are_refused() {
     for (key, value, expected) in [
         ("architecture", "\"deit3_base_patch16_224\"", "architecture is \"deit3_base"),
         ("global_pool", "\"avg\"", "global_pool is \"avg\", expected \"token\""),
-        ("num_classes", "0", "num_classes is 0, expected 1..="),
+        ("num_classes", "0", "model_args.num_classes is 5, expected 0"),
         ("model_args", "{\"pre_norm\": true}", "unknown field `pre_norm`"),
         ("model_args", "{\"patch_size\": 5}", "patch_size is 5, expected a divisor"),
         ("model_args", "{\"img_size\": [16, 8]}", "img_size is 0, expected 1..="),
