@@ -6,7 +6,7 @@ pub mod hardening;
 pub mod hooked;
 pub mod oracle;
 
-use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec};
+use sparse24_train::model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec};
 
 /// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]
@@ -18,6 +18,26 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
 #[must_use]
 pub fn crammed_bert(gpt2: Gpt2Spec) -> ModelSpec {
     ModelSpec::CrammedBert(BertSpec { pooler: gpt2.d_model + 4, ..bert_spec(gpt2) })
+}
+
+/// A DeiT of the sizes of a GPT-2, for images of four patches of 4x4 pixels, of which there are as
+/// many classes as tokens.
+#[must_use]
+pub fn deit(gpt2: Gpt2Spec) -> ModelSpec {
+    let Gpt2Spec { layers, heads, d_model, d_ff, vocabulary, activation, sparsify, .. } = gpt2;
+    ModelSpec::Deit(DeitSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        image_size: 8,
+        patch_size: 4,
+        classes: vocabulary,
+        activation,
+        sparsify,
+        drop_path: 0.5,
+        label_smoothing: 0.125,
+    })
 }
 
 fn bert_spec(gpt2: Gpt2Spec) -> BertSpec {

@@ -45,7 +45,7 @@ pub use parameter::{
     Pruned, Role, Sparsity,
 };
 pub use patch_embedding::{PatchEmbedding, Patches};
-pub use sequence_head::{ClassTargets, SequenceHead, SequenceHeadSpec};
+pub use sequence_head::{SequenceHead, SequenceHeadSpec};
 pub use sinusoids::ScaledSinusoids;
 pub use span_head::SpanHead;
 pub use target_rows::TargetRows;

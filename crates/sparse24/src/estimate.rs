@@ -6,7 +6,7 @@ use sparse24_run::{
     data::TokenizerKind,
     machine::{self, Memory},
     processor,
-    run::{host_bytes, open_dataset},
+    run::{host_bytes, open_data},
 };
 use sparse24_train::estimate::{Estimate, estimate};
 
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let vocabulary = if is_nominal {
         config.model.usual_vocabulary(config.data.tokenizer)
     } else {
-        let data = open_dataset(&config)?;
+        let data = open_data(&config)?;
         config.model.vocabulary(data.vocabulary(), data.tokenizer())
     };
     let recipe = config.recipe(vocabulary)?;

@@ -8,6 +8,8 @@ use sparse24_run::{
     task::Labels,
 };
 
+use sparse24_train::model::ModelSpec;
+
 use crate::{
     choice,
     eval::Which,
@@ -82,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             exported.zero_biases.len()
         );
     }
-    if !exported.has_tokenizer {
+    if !exported.has_tokenizer && !matches!(spec, ModelSpec::Deit(_)) {
         let why = match &model.tokenizer {
             Some(_) => "Hugging Face has no tokenizer of characters",
             None => "the run has none",

@@ -134,7 +134,8 @@ impl Pretrained {
                 ],
                 3,
             ),
-            ModelKind::Bert | ModelKind::CrammedBert => (
+            // A DeiT has no tokenizer, without which it was refused.
+            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => (
                 &[
                     "optimizer.learning_rate=4e-5",
                     "optimizer.beta1=0.9",

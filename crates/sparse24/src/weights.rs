@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
-    data::{Dataset, Tokenizer, TokenizerKind},
+    data::{Tokenizer, TokenizerKind},
     disk,
     interchange::{self, FolderModel, FolderTokenizer, Format},
-    run::Model,
+    run::{Model, RunData},
     task::{Labels, Task},
 };
 use sparse24_train::{
@@ -75,7 +75,7 @@ impl Initial {
         let (path, tokenizer) = (path.to_owned(), model.tokenizer);
         let mut weights = model.checkpoint.weights;
         let mut dropped = Vec::new();
-        if spec.prediction().is_some() {
+        if spec.prediction().is_some() && !matches!(spec, ModelSpec::Deit(_)) {
             let is_head = |name: &str| {
                 name.starts_with("pooler.") || TASK_HEADS.iter().any(|head| name.starts_with(head))
             };
@@ -136,6 +136,7 @@ impl Initial {
             None => interchange::folder_tokenizer(folder, &spec)?,
         };
         let tokenizer = match (&found, room_for_text(&spec, None)) {
+            _ if matches!(spec, ModelSpec::Deit(_)) => None,
             (FolderTokenizer::Known(tokenizer), _) => Some(tokenizer.clone()),
             (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => {
                 Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?)
@@ -236,12 +237,18 @@ impl Initial {
         Err(self.refuse(&format!("{}; leave these settings out", differing.join("; "))))
     }
 
-    /// The weights, for data whose tokens they know.
+    /// The weights, for data whose tokens they know; for images of other classes without the head.
     pub(crate) fn for_data(
-        self,
+        mut self,
         config: &Config,
-        dataset: &Dataset,
+        dataset: &RunData,
     ) -> Result<Vec<NamedTensor>, Failure> {
+        if let (ModelSpec::Deit(spec), RunData::Images(images)) = (&self.spec, dataset) {
+            if spec.classes != images.classes().len() {
+                self.weights.retain(|weight| !weight.name.starts_with("head."));
+            }
+            return Ok(self.weights);
+        }
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
         let is_other = self.found == Some(FolderTokenizer::Other);

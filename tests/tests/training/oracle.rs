@@ -5,6 +5,7 @@
 
 mod bert;
 mod crammed_bert;
+mod deit;
 pub(super) mod fst;
 mod gpt2;
 pub(super) mod pass;

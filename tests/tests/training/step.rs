@@ -437,6 +437,34 @@ fn crammed_bert_as_in_f64() {
     }
 }
 
+/// Patches, a class token, whole images that skip a half block, and two smoothed targets. Each part
+/// of the method shows.
+#[test]
+fn deit_as_in_f64() {
+    let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
+    fixture::change(&mut recipe, |spec| spec.activation = Activation::GeluErf);
+    recipe.dropout = 0.25;
+    let recipe = fixture::deit(recipe);
+    check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
+    let checked = check(&recipe, FST);
+    let others = [
+        (Part::Mask, 1, "loss"),
+        (Part::Mvue, 1, "norm"),
+        (Part::Decay, 1, "m of blocks.0.mlp.fc1.weight"),
+        (Part::Refresh, 4, "validation loss"),
+        (Part::Switch, 11, "loss"),
+        (Part::Clipping, 1, "m of patch_embed.proj.weight"),
+        (Part::WeightDecay, 1, "w of patch_embed.proj.weight"),
+        (Part::Dropout, 1, "loss"),
+        (Part::DropPath, 1, "loss"),
+        (Part::Smoothing, 1, "loss"),
+        (Part::Mixing, 1, "loss"),
+    ];
+    for (part, step, quantity) in others {
+        assert_shows(&checked, Rules { without: Some(part), ..FST }, step, quantity);
+    }
+}
+
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
 #[test]
 fn fine_tuning_as_in_f64() {

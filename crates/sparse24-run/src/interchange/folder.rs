@@ -9,7 +9,7 @@ use super::{
     CONFIG, bert,
     config::{activation_name, object, parse},
     format::Format,
-    gpt2,
+    gpt2, timm,
 };
 use crate::{Error, config::MOST, data::Tokenizer, disk, json, tensors::shards::check_inside};
 use sparse24_train::{
@@ -18,7 +18,7 @@ use sparse24_train::{
 };
 
 /// Every format.
-pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT];
+pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT, timm::FORMAT];
 
 impl Format {
     /// The format of a model.
@@ -29,6 +29,7 @@ impl Format {
         let format = match model {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
+            ModelSpec::Deit(_) => &timm::FORMAT,
             _ => {
                 let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
                     the checkpoint's model.safetensors holds the weights";
@@ -53,7 +54,9 @@ pub struct FolderModel {
 #[derive(Deserialize)]
 #[serde(expecting = "an object with model_type")]
 struct Kind {
-    model_type: String,
+    model_type: Option<String>,
+    /// timm's configurations have this instead.
+    architecture: Option<serde::de::IgnoredAny>,
 }
 
 /// The head of a model.
@@ -82,7 +85,11 @@ impl FolderModel {
         }
         let text = disk::read_small(path, 1 << 20)
             .map_err(|e| e.expecting("that of a Hugging Face model"))?;
-        let Kind { model_type } = parse(path, "model", &text)?;
+        let Kind { model_type, architecture } = parse(path, "model", &text)?;
+        let of_timm = architecture.map(|_| timm::FORMAT.name.to_owned());
+        let Some(model_type) = model_type.or(of_timm) else {
+            return Err(Error::file(path, "not a model configuration: it has no model_type"));
+        };
         let Some(format) = FORMATS.iter().find(|format| format.name == model_type) else {
             let names: Vec<_> = FORMATS.iter().map(|format| format!("{:?}", format.name)).collect();
             let names = names.join(" or ");
@@ -162,6 +169,9 @@ pub(super) fn to_json(
 ) -> Vec<u8> {
     let prediction = spec.prediction();
     let mut fields = (format.fields)(spec, end);
+    if format.name == timm::FORMAT.name {
+        return json::pretty(&Value::Object(fields));
+    }
     fields.extend(object(json!({
         "model_type": format.name,
         "architectures": [format.classes[match prediction {

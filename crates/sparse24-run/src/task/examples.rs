@@ -14,7 +14,7 @@ use super::{
 use crate::{Error, data::Tokenizer};
 
 /// The examples of a split.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Split {
     /// Sentences and pairs of them.
     Sentences(Vec<Example>),
@@ -72,7 +72,7 @@ impl Split {
 }
 
 /// The examples of a task.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Examples {
     /// Where they came from.
     pub source: TaskSource,

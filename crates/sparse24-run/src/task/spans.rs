@@ -22,7 +22,7 @@ const LONGEST_ANSWER: usize = 30;
 const BEST: usize = 20;
 
 /// The questions of a split.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Spans {
     rules: Rules,
     paragraphs: Vec<Paragraph>,
@@ -42,7 +42,7 @@ struct Rules {
     stride: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Paragraph {
     context: String,
     tokens: Vec<u32>,
@@ -50,7 +50,7 @@ struct Paragraph {
     ranges: Vec<Range<usize>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Question {
     id: String,
     paragraph: usize,

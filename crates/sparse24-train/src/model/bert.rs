@@ -24,8 +24,9 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, ClassTargets,
-        Embedding, Ffn, FfnActivations, FfnSpec, LinearSpec, Norm, NormActivations, Pass, Prediction, PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
+        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
+        FfnActivations, FfnSpec, LinearSpec, Norm, NormActivations, Pass, Prediction,
+        PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
     objective::Batch,
 };
@@ -112,7 +113,6 @@ impl BertSpec {
             d_model: self.d_model,
             deviation: DEVIATION,
             prediction,
-            targets: ClassTargets::Hard,
         };
         spec.build(builder, x)
     }

@@ -22,9 +22,9 @@ use crate::{
     Error,
     backend::{Backend, Tensor, op::Copy},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, Bias, Builder, ClassTargets, Ffn,
-        FfnActivations, FfnSpec, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction,
-        PredictionHead, SequenceHead, SequenceHeadSpec, Sparsity,
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations,
+        FfnSpec, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction, PredictionHead,
+        SequenceHead, SequenceHeadSpec, Sparsity,
     },
     objective::Batch,
 };
@@ -187,9 +187,8 @@ impl Deit {
             d_model,
             deviation: DEVIATION,
             prediction: Prediction::Class(spec.classes),
-            targets: ClassTargets::Mixed(spec.label_smoothing),
         };
-        let head = SequenceHead::new(builder, head)?;
+        let head = SequenceHead::new(builder, head)?.mixed(builder, spec.label_smoothing)?;
         let steps = spec.layers.saturating_sub(1).max(1) as f32;
         let paths = (0..spec.layers).map(|layer| {
             let p = spec.drop_path * layer as f32 / steps;

@@ -20,9 +20,9 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, Bias, Builder, ClassTargets, Embedding,
-        Ffn, FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction,
-        PredictionHead, SequenceHeadSpec, Sparsity,
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
+        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, PredictionHead,
+        SequenceHeadSpec, Sparsity,
     },
     objective::Batch,
 };
@@ -129,16 +129,7 @@ impl Gpt2 {
             Some(prediction) => {
                 let (name, bias, pooler) = ("score", Bias::Absent, None);
                 let (d_model, deviation) = (d, DEVIATION);
-                let targets = ClassTargets::Hard;
-                let spec = SequenceHeadSpec {
-                    name,
-                    bias,
-                    pooler,
-                    d_model,
-                    deviation,
-                    prediction,
-                    targets,
-                };
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
                 spec.build(builder, last.y)?
             }
         };

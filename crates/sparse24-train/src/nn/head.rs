@@ -162,6 +162,12 @@ impl Head {
         Ok(Self { bias, ..self })
     }
 
+    /// This head with another loss of its outputs.
+    #[must_use]
+    pub fn with_loss(self, kind: TargetLoss) -> Self {
+        Self { kind, ..self }
+    }
+
     /// Its buffers.
     #[must_use]
     pub fn buffers(&self) -> HeadBuffers {
@@ -183,6 +189,10 @@ impl Head {
         let kind = match self.kind {
             TargetLoss::Span { lengths } => {
                 TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
+            }
+            // An evaluation has the plain cross-entropy.
+            TargetLoss::CrossEntropy { .. } if gradients.is_none() => {
+                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
             }
             TargetLoss::CrossEntropy { smoothing, mixed } => {
                 let mixed = mixed.map(|mixed| mixed.rows(0..x.shape[0]));

@@ -63,18 +63,6 @@ pub struct SequenceHeadSpec<'a> {
     pub deviation: f32,
     /// Its prediction.
     pub prediction: Prediction,
-    /// How classes are wanted in training.
-    pub targets: ClassTargets,
-}
-
-/// The distribution over classes that training compares with.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ClassTargets {
-    /// The class alone.
-    Hard,
-    /// Two classes by shares, see [`Batch::second_targets`](crate::objective::Batch), with this
-    /// label smoothing in `[0, 1)`.
-    Mixed(f32),
 }
 
 impl SequenceHeadSpec<'_> {
@@ -94,7 +82,7 @@ impl SequenceHeadSpec<'_> {
 impl SequenceHead {
     /// Allocates the layers, for a prediction that is not a span.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
-        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, .. } = spec;
+        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
         let n = builder.batch().size;
         let activation = |builder: &mut Builder<'_>, name, columns| {
             builder.tensor(name, [n, columns], DType::Activation, Region::Activations)
@@ -117,22 +105,25 @@ impl SequenceHead {
             }
         };
         let dropout = builder.dropout_site();
-        let mut per_row = |name, dtype| builder.tensor(name, [n, 1], dtype, Region::Activations);
-        let (smoothing, mixed) = match spec.targets {
-            ClassTargets::Hard => (0.0, None),
-            ClassTargets::Mixed(smoothing) => {
-                let targets = per_row("second targets", DType::U32)?;
-                (smoothing, Some(Mixed { targets, shares: per_row("shares", DType::F32)? }))
-            }
-        };
-        let kind = match spec.prediction {
+        let kind = match prediction {
             Prediction::Value => TargetLoss::SquaredError,
-            _ => TargetLoss::CrossEntropy { smoothing, mixed },
+            _ => TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None },
         };
-        let output = (kind, [spec.prediction.outputs(), width]);
+        let output = (kind, [prediction.outputs(), width]);
         let head = Head::untied(builder, name, output, bias, deviation, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
-        Ok(Self { pooler, dropout, head, rows, mixed, m, h, dh, dm })
+        Ok(Self { pooler, dropout, head, rows, mixed: None, m, h, dh, dm })
+    }
+
+    /// This head, of classes, trained on two targets by shares (see [`Batch::shares`]) with label
+    /// smoothing in `[0, 1)`; an evaluation has the plain cross-entropy.
+    pub fn mixed(self, builder: &mut Builder<'_>, smoothing: f32) -> Result<Self, Error> {
+        let shape = [self.m.shape[0], 1];
+        let mut alloc = |name, dtype| builder.tensor(name, shape, dtype, Region::Activations);
+        let targets = alloc("second targets", DType::U32)?;
+        let mixed = Some(Mixed { targets, shares: alloc("shares", DType::F32)? });
+        let head = self.head.with_loss(TargetLoss::CrossEntropy { smoothing, mixed });
+        Ok(Self { head, mixed, ..self })
     }
 
     /// Copies the second targets of a batch to the device, and the shares of the first; without
