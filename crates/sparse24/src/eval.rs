@@ -108,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = "--predictions: holds the answers of one run; name one";
         return Err(Failure::new(Exit::Usage, problem));
     }
+    let predictions = args.predictions.as_deref().map(disk::destination).transpose()?;
     let is_table = args.runs.len() > 1 && !args.json;
     let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
     if is_table {
@@ -115,7 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut failures = Vec::new();
     for run in &args.runs {
-        let report = match evaluate(args, run) {
+        let report = match evaluate(args, run, predictions.as_deref()) {
             Ok(report) => report,
             Err(failure) if args.runs.len() == 1 || failure.exit() == Exit::Unread => {
                 return Err(failure);
@@ -153,7 +154,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
+fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
     let model = read(run, args.best)?;
     let config = model.config.clone();
     on_threads(&config, || {
@@ -184,7 +185,7 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));
         }
-        if let Some(path) = &args.predictions {
+        if let Some(path) = predictions {
             if answers.is_empty() {
                 let problem = format!("--predictions: {} answers no questions", word(run));
                 return Err(Failure::new(Exit::Usage, problem));

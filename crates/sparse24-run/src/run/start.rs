@@ -17,6 +17,7 @@ use super::{
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
+    weights_hash,
 };
 use crate::{
     Error,
@@ -117,10 +118,11 @@ impl Run {
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
                 )?;
             }
-            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
+            let from = if initial.is_some() { Initial::Given } else { Initial::Random };
             let start = Provenance {
                 lambda: lambda.cloned(),
-                ..Provenance::of_start(&trainer.backend().device(), initial)
+                weights: initial.map(weights_hash),
+                ..Provenance::of_start(&trainer.backend().device(), from)
             };
             start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
