@@ -241,10 +241,7 @@ fn dataset_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunDat
 }
 
 /// Refuses a run whose configuration names other paths than the plan's: they would be read.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
     let rows = [
         ("data.path", &found.data.path, &wanted.data.path),
         ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),

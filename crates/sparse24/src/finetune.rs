@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     init_from: Option<PathBuf>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2 and for squad]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER")]
     epochs: Option<u32>,
     #[command(flatten)]
     configure: Configure,
@@ -77,7 +77,7 @@ pub(crate) struct Pretrained {
     preset: Option<String>,
     /// The settings of its shape, each `key=value`.
     shape: Vec<String>,
-    pub(crate) tokenizer: Tokenizer,
+    tokenizer: Tokenizer,
 }
 
 impl Pretrained {
@@ -215,7 +215,7 @@ pub(crate) fn configured(
     }
     let examples = open(&first, &pretrained.tokenizer)?;
     let per_step = first.batch.size * first.batch.gradient_accumulation_steps as usize;
-    let epochs = epochs.unwrap_or(usual_epochs) as usize;
+    let epochs = epochs.unwrap_or(usual_epochs).max(1) as usize;
     let count = |examples: usize| u32::try_from(examples.div_ceil(per_step)).unwrap_or(u32::MAX);
     let steps = count(examples.train.len().saturating_mul(epochs));
     let epoch = count(examples.train.len());
@@ -269,8 +269,7 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
     }
 }
 
-/// The examples of a configuration.
-pub(crate) fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {
+fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {
     let source = config.task_source()?.expect("the configuration of a task");
     Examples::open(source, tokenizer)
 }

@@ -7,24 +7,17 @@ use std::{
 };
 
 use serde::Serialize;
-use sparse24_lab::{
-    runs::check_paths,
-    search::check_seeds,
-    statistics::{deviation, mean},
-};
+use sparse24_lab::statistics::{deviation, mean};
 use sparse24_run::{
-    Error,
-    checkpoint::Fingerprint,
     config::{Config, unknown},
-    disk,
-    run::{Given, Provenance, Resume, Run, Scores, run_config, weights_hash},
-    task::{TASKS, Task, find},
+    run::{Given, Resume, Run, Scores, run_config},
+    task::{Examples, TASKS, Task, find},
 };
 
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
-    finetune::{Pretrained, configured, note_examples, open},
+    finetune::{Pretrained, configured, note_examples},
     output::{print_json, say},
     runs,
     signals::Signals,
@@ -49,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "1,2,3")]
     seeds: Vec<u64>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER")]
     epochs: Option<u32>,
     /// Settings of every run; --data names a folder with a folder for each task, called like the
     /// task
@@ -60,16 +53,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The scores of a task, by name and in the order of the seeds; none that is undefined, as the
-/// correlation of a constant is.
-type ByScore = BTreeMap<&'static str, Vec<Option<f64>>>;
+/// The scores of a task, by name and in the order of the seeds.
+type ByScore = BTreeMap<String, Vec<f64>>;
 
 #[derive(Serialize)]
 struct Table {
     seeds: Vec<u64>,
-    tasks: BTreeMap<&'static str, ByScore>,
-    /// The mean of all scores of a seed, if all are defined.
-    averages: Vec<Option<f64>>,
+    tasks: BTreeMap<String, ByScore>,
+    /// The mean of all scores of a seed.
+    averages: Vec<f64>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -78,51 +70,46 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, problem));
     };
     let tasks = chosen(data, &args.tasks)?;
-    check_seeds(&args.seeds, 1)?;
     let pretrained = Pretrained::read(&args.init_from)?;
-    let weights = weights_hash(pretrained.weights());
-    disk::check_directory(&args.out)?;
-    // The folder may come from others.
-    let mut confined = args.out.is_dir().then(|| disk::confine(&args.out)).transpose()?;
     // Everything is read before anything is trained.
     let mut members = Vec::new();
     for (task, folder) in &tasks {
         for &seed in &args.seeds {
             let configure = args.configure.with(folder.clone(), seed);
-            let (config, _) = configured(&configure, task.name, args.epochs, &pretrained)?;
+            let (config, examples) = configured(&configure, task.name, args.epochs, &pretrained)?;
             let path = args.out.join(task.name).join(format!("seed-{seed}"));
-            if is_run(&path) {
-                check(&path, &config, weights)?;
+            if is_run(&path) && run_config(&path)?.decisive() != config.decisive() {
+                let problem = format!(
+                    "{}: was fine-tuned with other settings; remove it or name another --out",
+                    path.display()
+                );
+                return Err(Failure::new(Exit::Input, problem));
             }
-            members.push((*task, path, config));
+            members.push((task.name, path, config, examples));
         }
-    }
-    if confined.is_none() {
-        disk::create_directories(&args.out)?;
-        confined = Some(disk::confine(&args.out)?);
     }
     let signals = Signals::take()?;
     let mut table =
         Table { seeds: args.seeds.clone(), tasks: BTreeMap::new(), averages: Vec::new() };
-    for (task, path, config) in members {
+    for (task, path, config, examples) in members {
+        note_examples(&config, &examples);
         let signals = signals.another()?;
-        let scores = trained(&path, config, &pretrained, signals);
+        let scores = trained(&path, config, examples, &pretrained, signals);
         let scores = scores.map_err(|failure| match failure.exit() {
             exit @ (Exit::Interrupted | Exit::Terminated | Exit::HungUp) => {
                 Failure::new(exit, format!("interrupted; go on with: {}", runs::again(&[])))
             }
             _ => failure,
         })?;
-        let of_task = table.tasks.entry(task.name).or_default();
-        for name in task.scores.iter().map(|score| score.name()) {
-            of_task.entry(name).or_default().push(scores.get(name).copied());
+        for (name, score) in scores {
+            let of_task = table.tasks.entry(task.to_owned()).or_default();
+            of_task.entry(name).or_default().push(score);
         }
     }
-    drop(confined);
     table.averages = (0..table.seeds.len())
-        .map(|at| {
-            let scores = table.tasks.values().flat_map(BTreeMap::values).map(|of| of[at]);
-            mean(&scores.collect::<Option<Vec<_>>>()?)
+        .filter_map(|at| {
+            let scores = table.tasks.values().flat_map(BTreeMap::values);
+            mean(&scores.filter_map(|of| of.get(at).copied()).collect::<Vec<_>>())
         })
         .collect();
     if args.json { print_json(&table) } else { print(&table) }
@@ -146,11 +133,7 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
             .collect(),
         names => names
             .iter()
-            .enumerate()
-            .map(|(at, name)| {
-                if names[..at].contains(name) {
-                    return Err(Error::setting("--tasks", format!("{name} is listed twice")));
-                }
+            .map(|name| {
                 let known = TASKS.iter().map(|task| task.name);
                 find(name).ok_or_else(|| unknown("--tasks", name, known))
             })
@@ -169,29 +152,14 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
 }
 
 fn is_run(path: &Path) -> bool {
-    disk::exists(&path.join("config.toml"))
-}
-
-/// Refuses a run with other settings, of other data or from other weights.
-fn check(path: &Path, wanted: &Config, weights: Fingerprint) -> Result<(), Failure> {
-    let found = run_config(path)?;
-    check_paths(path, &found, wanted)?;
-    let starts = Provenance::readable(&path.join("provenance.json"))?;
-    let other = match starts.first().and_then(|start| start.weights) {
-        _ if found.decisive() != wanted.decisive() => "with other settings",
-        Some(given) if given == weights => return Ok(()),
-        Some(_) => "from another model than --init-from",
-        None => "from a model that its provenance.json does not name",
-    };
-    let path = path.display();
-    let problem = format!("{path}: was fine-tuned {other}; remove it or name another --out");
-    Err(Failure::new(Exit::Input, problem))
+    path.join("config.toml").is_file()
 }
 
 /// The scores of a run that is new, interrupted or finished.
 fn trained(
     path: &Path,
     config: Config,
+    examples: Examples,
     pretrained: &Pretrained,
     signals: Signals,
 ) -> Result<Scores, Failure> {
@@ -199,8 +167,6 @@ fn trained(
         let run = if is_run(path) {
             Run::resume(path, &Resume::default())?
         } else {
-            let examples = open(&config, &pretrained.tokenizer)?;
-            note_examples(&config, &examples);
             let given = Given { weights: Some(pretrained.weights()), ..Given::default() };
             Run::start(config, examples, given, path)?
         };
@@ -212,11 +178,10 @@ fn print(table: &Table) -> Result<(), Failure> {
     let heads: String =
         table.seeds.iter().map(|seed| format!(" {:>9}", format!("seed {seed}"))).collect();
     say!("{:14} {:11}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");
-    let row = |task: &str, name: &str, scores: &[Option<f64>]| {
+    let row = |task: &str, name: &str, scores: &[f64]| {
+        let cells: String = scores.iter().map(|score| format!(" {score:>9.4}")).collect();
         let or_none = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.4}"));
-        let cells: String = scores.iter().map(|score| format!(" {:>9}", or_none(*score))).collect();
-        let defined: Option<Vec<f64>> = scores.iter().copied().collect();
-        let [mean, sd] = [mean, deviation].map(|of| or_none(defined.as_deref().and_then(of)));
+        let (mean, sd) = (or_none(mean(scores)), or_none(deviation(scores)));
         say!("{task:14} {name:11}{cells} {mean:>9} {sd:>9}");
         Ok::<_, Failure>(())
     };

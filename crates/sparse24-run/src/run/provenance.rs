@@ -6,11 +6,7 @@ use std::{collections::BTreeMap, env, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{
-    Error,
-    checkpoint::{Fingerprint, NamedTensor},
-    disk, json,
-};
+use crate::{Error, disk, json};
 use sparse24_train::backend::Device;
 
 /// Weights at a start.
@@ -57,9 +53,6 @@ pub struct Provenance {
     pub command: Vec<String>,
     /// Initial weights.
     pub initial: Initial,
-    /// The hash of the given weights ([`weights_hash`]).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<Fingerprint>,
     /// Origin of lambda, in the first start of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
@@ -81,22 +74,6 @@ pub struct Provenance {
     pub libraries: BTreeMap<String, String>,
 }
 
-/// BLAKE3 of tensors: of each the length of the name, the name, the number of values, and the
-/// values; numbers are little endian, and counts u64.
-#[must_use]
-pub fn weights_hash(weights: &[NamedTensor]) -> Fingerprint {
-    let mut hasher = blake3::Hasher::new();
-    for NamedTensor { name, values, .. } in weights {
-        hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
-        hasher.update(&(values.len() as u64).to_le_bytes());
-        for values in values.chunks(4096) {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            hasher.update(&bytes);
-        }
-    }
-    hasher.finalize().into()
-}
-
 impl Provenance {
     /// Describes this process now, on a device and this CPU.
     pub(super) fn of_start(device: &Device, initial: Initial) -> Self {
@@ -107,7 +84,6 @@ impl Provenance {
             started: now(),
             command: env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
             initial,
-            weights: None,
             lambda: None,
             changed: BTreeMap::new(),
             measured_anew_after: None,

@@ -17,7 +17,6 @@ use super::{
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
-    weights_hash,
 };
 use crate::{
     Error,
@@ -118,11 +117,10 @@ impl Run {
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
                 )?;
             }
-            let from = if initial.is_some() { Initial::Given } else { Initial::Random };
+            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
             let start = Provenance {
                 lambda: lambda.cloned(),
-                weights: initial.map(weights_hash),
-                ..Provenance::of_start(&trainer.backend().device(), from)
+                ..Provenance::of_start(&trainer.backend().device(), initial)
             };
             start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;
