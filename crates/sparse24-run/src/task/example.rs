@@ -23,6 +23,9 @@ pub struct TaskSource {
     pub folder: PathBuf,
     /// The order of an example's tokens.
     pub layout: Layout,
+    /// The classes of a model, in order, of [`Labels::Found`](super::Labels::Found); empty for those
+    /// of the training split.
+    pub classes: Vec<String>,
     /// Most tokens of an example.
     pub max_length: usize,
     /// Tokens between the beginnings of the windows of a context.
