@@ -93,7 +93,7 @@ struct Report {
     step: u32,
     phase: PhaseKind,
     loss: f64,
-    /// Of text.
+    /// Absent for a task.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     /// Targets: tokens, or examples of a task.

@@ -162,7 +162,7 @@ fn is_run(path: &Path) -> bool {
     path.join("config.toml").is_file()
 }
 
-/// What a run has that a fine-tuning of these weights has not, and what to do.
+/// The first difference of a run from a fine-tuning of these weights, and what to do.
 fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<String>, Failure> {
     let found = run_config(run)?;
     if found.decisive() != config.decisive() {

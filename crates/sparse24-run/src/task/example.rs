@@ -23,8 +23,8 @@ pub struct TaskSource {
     pub folder: PathBuf,
     /// The order of an example's tokens.
     pub layout: Layout,
-    /// The classes of a model, in order, of [`Labels::Found`](super::Labels::Found); empty for those
-    /// of the training split.
+    /// The classes of a model, in order, for [`Labels::Found`](super::Labels::Found); if empty, they
+    /// are those of the training split.
     pub classes: Vec<String>,
     /// Most tokens of an example.
     pub max_length: usize,

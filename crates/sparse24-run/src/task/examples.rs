@@ -255,7 +255,7 @@ struct Rules<'a> {
     layout: Layout,
     tokenizer: &'a Tokenizer,
     classes: &'a [String],
-    /// What has the classes.
+    /// Owner of the classes, for messages.
     of: &'static str,
     labels: Labels,
     longest: usize,
