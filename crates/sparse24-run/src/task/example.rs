@@ -23,7 +23,7 @@ pub struct TaskSource {
     pub folder: PathBuf,
     /// The order of an example's tokens.
     pub layout: Layout,
-    /// The classes of a model, in order, for [`Labels::Found`](super::Labels::Found); if empty, they
+    /// Classes of a model, in order, for [`Labels::Found`](super::Labels::Found); if empty, they
     /// are those of the training split.
     pub classes: Vec<String>,
     /// Most tokens of an example.
