@@ -218,7 +218,10 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// Checks that there are `least` seeds, that no seed is listed twice, and that TOML can hold each.
-pub(crate) fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Error::Setting`].
+pub fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
     let refuse = |problem: String| Err(Error::setting("seeds", problem));
     if seeds.len() < least {
         let why = if least > 1 { ", since one difference has no interval" } else { "" };

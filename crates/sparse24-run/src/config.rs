@@ -216,6 +216,10 @@ pub struct TaskConfig {
     pub name: String,
     /// Outputs per example: the classes, or 1 for a number.
     pub outputs: usize,
+    /// Names of the classes in order, for a task that finds them in its training split; empty for
+    /// other tasks, and in runs that do not know them.
+    #[serde(default)]
+    pub classes: Vec<String>,
     /// Tokens per example; longer ones are cut. 0 is the model's sequence length.
     pub max_length: usize,
     /// Tokens between the beginnings of the windows of a text that is longer than an example; 0 for
@@ -262,9 +266,10 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 30] = [
+pub(crate) const UNSET: [(&str, &str); 31] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
+    ("task.classes", "[]"),
     ("task.max_length", "0"),
     ("task.stride", "0"),
     ("optimizer.name", "\"adamw\""),
@@ -424,7 +429,8 @@ impl Config {
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);
             let (max_length, stride) = (self.batch_length(), self.task.stride);
-            TaskSource { task, folder, layout, max_length, stride }
+            let classes = self.task.classes.clone();
+            TaskSource { task, folder, layout, classes, max_length, stride }
         };
         Ok(self.task()?.map(source))
     }
@@ -576,5 +582,21 @@ mod tests {
         let config = Config::resolve(preset, None, &settings).unwrap();
         assert_eq!(config.overrides(), settings);
         assert_eq!(Config::resolve(preset, None, &[]).unwrap().overrides(), [""; 0]);
+    }
+
+    #[test]
+    fn settings_that_are_probably_unintended_have_a_remark() {
+        for (settings, expected) in [
+            (["optimizer.warmup_steps=100", "steps=100"], "warm-up (optimizer.warmup_steps = 100)"),
+            (["method.name=dense", "method.lambda=1.0"], "method.lambda has no effect"),
+            (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1901"], "than the 1900 steps"),
+            (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1900"], ""),
+        ] {
+            let settings = settings.map(str::to_owned);
+            let config = Config::resolve(Some("shakespeare-char-cpu"), None, &settings).unwrap();
+            let remarks = config.remarks().join("; ");
+            assert!(remarks.contains(expected), "{settings:?}: {remarks}");
+            assert_eq!(remarks.is_empty(), expected.is_empty(), "{settings:?}: {remarks}");
+        }
     }
 }

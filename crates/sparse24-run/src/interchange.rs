@@ -25,7 +25,7 @@ mod tokenizer;
 mod tests;
 
 pub use export::{Dtype, Exported, Values, export};
-pub use folder::{Description, FORMATS, FolderModel, shapes};
+pub use folder::{Description, FORMATS, FolderModel, numbered, shapes};
 pub use format::Format;
 pub use import::{Imported, import};
 pub use tokenizer::{FolderTokenizer, folder_tokenizer};

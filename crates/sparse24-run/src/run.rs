@@ -52,7 +52,7 @@ pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
 pub use observer::{Asked, Observer, Part};
-pub use provenance::{Initial, LambdaOrigin, Provenance};
+pub use provenance::{Initial, LambdaOrigin, Provenance, fingerprint};
 pub use sampler::Sampler;
 pub use start::{Damaged, Given, Resume};
 pub use training::{Ended, Run, Summary};

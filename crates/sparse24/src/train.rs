@@ -258,7 +258,10 @@ fn note_start(run: &Run, config: &Config) {
         }
     };
     note(format_args!("{} ({}){products}", device.backend, device.description));
-    let mut overrides = config.overrides().join(" ");
+    let mut overrides = config.overrides();
+    // They would fill the screen.
+    overrides.retain(|setting| !setting.starts_with("task.classes="));
+    let mut overrides = overrides.join(" ");
     if !overrides.is_empty() {
         overrides.insert_str(0, " with ");
     }

@@ -11,7 +11,7 @@ use sparse24_train::{
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
     optim::MaskedDecay,
-    schedule::GradientAccumulation,
+    schedule::{Decay, GradientAccumulation},
     trainer::Recipe,
 };
 
@@ -125,6 +125,12 @@ impl Config {
             if !(least..=most).contains(&outputs) {
                 return refuse("task.outputs", &format!("{least} to {most}"), outputs);
             }
+            let classes = self.task.classes.len();
+            let most = if task.labels == Labels::Found { outputs } else { 0 };
+            if classes > 0 && classes != most {
+                let expected = format!("as many as task.outputs of a task that finds them, {most}");
+                return refuse("task.classes", &expected, classes);
+            }
             if task.labels == Labels::Span && self.task.stride == 0 {
                 return refuse("task.stride", "at least 1 token", 0);
             }
@@ -224,6 +230,15 @@ impl Config {
             remarks.push(format!(
                 "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps \
                     = {steps})"
+            ));
+        }
+        let schedule = self.optimizer.schedule(steps);
+        let decaying = schedule.decay_steps.saturating_sub(warmup);
+        if schedule.decay == Decay::Wsd && warmup < steps && schedule.cooldown_steps > decaying {
+            remarks.push(format!(
+                "the cooldown (optimizer.cooldown_steps = {}) is longer than the {decaying} steps \
+                    after the warm-up, so the learning rate does not reach its peak",
+                schedule.cooldown_steps
             ));
         }
         if self.lambda().is_none() && preset::own_lambda(self) != Some(self.method.lambda) {

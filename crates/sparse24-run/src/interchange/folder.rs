@@ -160,6 +160,12 @@ pub struct Description<'a> {
     pub labels: &'a [&'a str],
 }
 
+/// The name of a class that has none, as transformers gives it.
+#[must_use]
+pub fn numbered(class: usize) -> String {
+    format!("LABEL_{class}")
+}
+
 /// The file that `from_pretrained` reads; `end` is the token that ends a text.
 pub(super) fn to_json(
     format: &Format,
@@ -189,7 +195,7 @@ pub(super) fn to_json(
     }
     if let Some(prediction) = prediction.filter(|&prediction| prediction != Prediction::Span) {
         let name = |class: usize| {
-            labels.get(class).map_or_else(|| format!("LABEL_{class}"), |&name| name.to_owned())
+            labels.get(class).map_or_else(|| numbered(class), |&name| name.to_owned())
         };
         let names: Vec<_> = (0..prediction.outputs()).map(name).collect();
         let by_id = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name)));

@@ -288,6 +288,10 @@ pub fn data_source(config: &Config) -> Source {
 }
 
 fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+    if let Some(task) = config.task()? {
+        let problem = format!("expected \"\", found {:?}, for `sparse24 finetune`", task.name);
+        return Err(Error::setting("task.name", problem));
+    }
     let dataset = Dataset::open_scanned(data_source(config), opening)?;
     dataset.check_context(config.model.sequence_length)?;
     Ok(dataset)

@@ -14,6 +14,7 @@ use super::{
     loss_spikes::Spikes,
     metrics::best,
     plans,
+    provenance::fingerprint,
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
@@ -117,10 +118,11 @@ impl Run {
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
                 )?;
             }
-            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
+            let origin = if initial.is_some() { Initial::Given } else { Initial::Random };
             let start = Provenance {
+                weights: initial.map(fingerprint),
                 lambda: lambda.cloned(),
-                ..Provenance::of_start(&trainer.backend().device(), initial)
+                ..Provenance::of_start(&trainer.backend().device(), origin)
             };
             start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;

@@ -356,7 +356,7 @@ mod tests {
         let data = serde_json::json!({"data": [{"paragraphs": [paragraph]}]});
         fs::write(file.path(), data.to_string()).unwrap();
         let (task, folder) = (find("squad").unwrap(), file.path().to_owned());
-        let source = TaskSource { task, folder, layout, max_length, stride };
+        let source = TaskSource { task, folder, layout, classes: Vec::new(), max_length, stride };
         Spans::read(file.path(), &source, &Tokenizer::Byte)
     }
 
