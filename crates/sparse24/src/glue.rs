@@ -75,6 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::new(Exit::Usage, problem));
     };
     check_seeds(&args.seeds, 1)?;
+    // Like the folder of a study, it may come from others.
+    let _confined = args.out.is_dir().then(|| disk::confine(&args.out)).transpose()?;
     let tasks = chosen(data, &args.tasks)?;
     let pretrained = Pretrained::read(&args.init_from)?;
     let weights = fingerprint(pretrained.weights());

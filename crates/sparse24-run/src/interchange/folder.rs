@@ -64,7 +64,7 @@ struct Kind {
 #[serde(expecting = "an object")]
 struct Head {
     architectures: Option<Vec<String>>,
-    id2label: Option<BTreeMap<usize, String>>,
+    id2label: Option<BTreeMap<String, String>>,
     num_labels: Option<usize>,
     problem_type: Option<String>,
 }
@@ -118,7 +118,16 @@ impl Head {
         if !sequence {
             return Ok((span.then_some(Prediction::Span), Vec::new()));
         }
-        let names = self.id2label.unwrap_or_default();
+        let mut names = BTreeMap::new();
+        for (class, name) in self.id2label.unwrap_or_default() {
+            let number: usize = class.parse().map_err(|_| {
+                Error::file(
+                    path,
+                    format!("id2label: expected the number of a class, found {class:?}"),
+                )
+            })?;
+            names.insert(number, name);
+        }
         if !names.keys().copied().eq(0..names.len()) {
             let problem = "id2label: expected the classes from 0 on";
             return Err(Error::file(path, problem));
@@ -133,7 +142,8 @@ impl Head {
             (2.., None | Some("single_label_classification")) => Some(Prediction::Class(count)),
             _ => None,
         };
-        Ok((prediction, names.into_values().collect()))
+        let is_named = prediction.is_some();
+        Ok((prediction, names.into_values().filter(|_| is_named).collect()))
     }
 }
 

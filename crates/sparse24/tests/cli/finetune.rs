@@ -6,11 +6,12 @@ use serde_json::json;
 
 use crate::support::{Place, SAVED};
 
-const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+pub(crate) const BERT: &str =
+    "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
 const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
 
 /// A folder of a task whose label is whether the sentence has an x.
-fn data(place: &Place) {
+pub(crate) fn data(place: &Place) {
     fs::create_dir_all(place.path("task")).unwrap();
     for (name, count) in [("train.tsv", 48), ("dev.tsv", 20)] {
         let row = |i: usize| {

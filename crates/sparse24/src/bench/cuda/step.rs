@@ -409,7 +409,7 @@ mod tests {
 
     /// A trainer on the CPU.
     fn trainer(preset: &str, method: &str) -> (Trainer, Batches<RandomTokens>, Option<NonZeroU32>) {
-        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32", "sequence_length=8"]
+        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32"]
             .map(|setting| format!("model.{setting}"));
         let others = [format!("method.name={method}"), "batch.size=2".into(), "steps=100".into()];
         let config = Config::resolve(Some(preset), None, &[&settings[..], &others].concat())
