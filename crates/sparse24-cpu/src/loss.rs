@@ -23,8 +23,8 @@ pub struct Mixed<'a> {
 /// With q = softmax(logits) and t = (1 - smoothing) * one-hot(target) + smoothing / V: loss =
 /// -sum(t * ln q), dlogits = scale * (q - t). In a row that is mixed, share * one-hot(target) +
 /// (1 - share) * one-hot(second target) takes the place of one-hot(target). A row whose target is
-/// `ignore` adds no loss and gets zeros. Rows are added in order. logits `[p, V]`, row-major; p targets. A NaN or infinite logit
-/// makes its row's loss NaN or infinite.
+/// `ignore` adds no loss and gets zeros. Rows are added in order. logits `[p, V]`, row-major; p
+/// targets. A NaN or infinite logit makes its row's loss NaN or infinite.
 ///
 /// # Errors
 /// [`Error::Shape`] unless there is one target per row; [`Error::Token`] for a target outside V

@@ -44,7 +44,7 @@ pub fn dropout(
 /// on the gradient.
 ///
 /// # Errors
-/// Those of [`dropout`]; [`Error::Shape`] unless the rows are whole sequences and d is a multiple
+/// Errors of [`dropout`]; [`Error::Shape`] unless the rows are whole sequences and d is a multiple
 /// of 8.
 pub fn drop_sequences(
     device: &mut Device,

@@ -105,8 +105,7 @@ pub struct ModelConfig {
     pub bias: bool,
     /// Dropout probability, in [0, 1).
     pub dropout: f32,
-    /// Probability in [0, 1) that the last block of a DeiT drops a half block of an image; that of
-    /// the first is 0, those between grow linearly.
+    /// Probability in [0, 1) that a DeiT's last block drops a half block; 0 in its first, linear.
     #[serde(default)]
     pub drop_path: f32,
     /// Label smoothing of a DeiT's training loss, in [0, 1).
@@ -119,7 +118,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The parameter whose rows are the vocabulary, or the classes.
+    /// The parameter whose rows are the vocabulary or the classes.
     #[must_use]
     pub fn token_table(&self) -> &'static str {
         match self.kind {
@@ -130,8 +129,7 @@ impl ModelConfig {
         }
     }
 
-    /// Token ids of the model, for data with this many: BERT's mask token is one more, unless the
-    /// tokenizer has one.
+    /// Token ids for data with this many: BERT's mask token is one more, if the tokenizer has none.
     #[must_use]
     pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
         let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());

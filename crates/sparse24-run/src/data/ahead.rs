@@ -12,11 +12,11 @@ use super::{Dataset, Draw};
 use crate::Error;
 use sparse24_train::schedule::GradientAccumulation;
 
-/// What is expected next, by its key, on a thread of its own.
+/// Reads the value that is expected next, by its key, on a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Ahead<K, T>(Mutex<Option<Reading<K, T>>>);
 
-/// What a thread reads.
+/// The key of a value, and the thread that reads it.
 type Reading<K, T> = (K, JoinHandle<Result<T, Error>>);
 
 impl<K, T> Default for Ahead<K, T> {
@@ -26,10 +26,10 @@ impl<K, T> Default for Ahead<K, T> {
 }
 
 impl<K: Copy + PartialEq + Send + 'static, T: Send + 'static> Ahead<K, T> {
-    /// What `read` gives for `key`, read ahead if it was expected; begins to read `following`.
+    /// Returns `read(key)`, which is ready if it was expected, and starts to read `following`.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Errors of `read`.
     pub(crate) fn take(
         &self,
         key: K,

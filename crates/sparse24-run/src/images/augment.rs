@@ -8,10 +8,12 @@ use image::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{draws::Draws, rand_augment::rand_augment};
+use super::{
+    draws::Draws,
+    rand_augment::{MEAN, rand_augment},
+};
 
-/// Mean and standard deviation of the channels of ImageNet, values being in `[0, 1]`.
-pub(super) const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+/// Standard deviation of the channels of ImageNet, values being in `[0, 1]`.
 const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
 /// The largest side of inputs for which images are padded and cropped, and not resized.

@@ -1,8 +1,8 @@
 //! The batches of images.
 //!
-//! Invariant: a training batch is a pure function of (seed, number in the run). An epoch has as many
-//! places as there are images: a permutation of them, of which `repeats` successive places share
-//! one image. What is read ahead changes no result.
+//! Invariant: a training batch is a pure function of (seed, number in the run). An epoch has as
+//! many places as there are images: a permutation of them, of which `repeats` successive places
+//! share one image. Reading ahead changes no result.
 
 use std::sync::{Arc, PoisonError};
 
@@ -18,7 +18,7 @@ use sparse24_train::{
 use super::{
     augment::{self, Input},
     draws::Draws,
-    folder::{Epoch, Images, Shared},
+    folder::{Epoch, Images, Number, Shared},
 };
 use crate::Error;
 
@@ -31,17 +31,6 @@ pub struct ImageBatches<'a> {
     shape: BatchShape,
     accumulation: GradientAccumulation,
 }
-
-/// The number of a micro-batch in a run of this seed, and its images.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Number {
-    seed: u64,
-    number: u64,
-    size: usize,
-}
-
-/// A batch that is made ahead.
-pub(super) type Drawn = Batch;
 
 impl<'a> ImageBatches<'a> {
     /// The batches of a run.

@@ -14,8 +14,8 @@ use crate::Error;
 /// Most bytes of a file, and of the memory that it is decoded into.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Most bytes that one byte of a file stands for, beyond 32 MiB: no more than in a PNG that deflates
-/// best, so that a header that lies costs little.
+/// Most bytes that one byte of a file stands for, beyond 32 MiB: as many as in the PNG that
+/// deflates best, so that a lying header costs little.
 const SPREAD: u64 = 1032;
 
 /// Most pixels of a side.

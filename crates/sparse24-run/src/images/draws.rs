@@ -11,14 +11,14 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// Those of the image at a place of an epoch: site (augmentation, place mod 2^24), micro-step
-    /// place / 2^24, step epoch.
+    /// The draws of the image at a place of an epoch: site (augmentation, place mod 2^24),
+    /// micro-step place / 2^24, step epoch.
     pub(super) fn of_image(seed: u64, epoch: u32, place: u64) -> Self {
         let site = Site::new(Purpose::Augmentation, place as u32 & 0xff_ffff);
         Self::of(Stream::new(seed, site, (place >> 24) as u32, epoch))
     }
 
-    /// Those of a micro-batch: site (data order, 9), micro-step 0, step its number in the run.
+    /// The draws of a micro-batch: site (data order, 9), micro-step 0, step its number in the run.
     pub(super) fn of_batch(seed: u64, number: u64) -> Self {
         Self::of(Stream::new(seed, Site::new(Purpose::DataOrder, 9), 0, number as u32))
     }

@@ -22,11 +22,9 @@ use blake3::Hash;
 use image::RgbImage;
 use rayon::prelude::*;
 
-use super::{
-    augment::Augmentation,
-    batch::{Drawn, Number},
-    decode,
-};
+use sparse24_train::objective::Batch;
+
+use super::{augment::Augmentation, decode};
 use crate::{Error, data, data::Ahead, task::Judgement};
 
 /// Files of at most this many bytes in all are read at the start: their contents identify them.
@@ -55,7 +53,7 @@ pub struct ImageSource {
 #[derive(Debug, Clone)]
 pub struct Images(pub(super) Arc<Shared>);
 
-/// What a thread that reads ahead shares.
+/// The parts that are shared with a thread that reads ahead.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) source: ImageSource,
@@ -65,9 +63,17 @@ pub(super) struct Shared {
     fingerprint: Hash,
     /// The order of an epoch.
     pub(super) order: Mutex<Option<(Epoch, Arc<Vec<u32>>)>>,
-    pub(super) ahead: Ahead<Number, Drawn>,
+    pub(super) ahead: Ahead<Number, Batch>,
     /// Threads that decode and augment.
     pub(super) loaders: rayon::ThreadPool,
+}
+
+/// The number of a micro-batch in a run of this seed, and its images.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Number {
+    pub(super) seed: u64,
+    pub(super) number: u64,
+    pub(super) size: usize,
 }
 
 /// Seed and number of an epoch.

@@ -6,7 +6,10 @@
 
 use image::{Rgb, RgbImage};
 
-use super::{augment::MEAN, draws::Draws};
+use super::draws::Draws;
+
+/// Mean of the channels of ImageNet, values being in `[0, 1]`.
+pub(super) const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 
 /// Operations per image.
 const LAYERS: usize = 2;
@@ -125,8 +128,8 @@ impl Operation {
     }
 }
 
-/// Two drawn operations, each with probability 1/2, at a level drawn from a normal distribution with
-/// this mean and standard deviation and clipped to 0 to 10.
+/// Two drawn operations, each with probability 1/2, at a level drawn from a normal distribution
+/// with this mean and standard deviation and clipped to 0 to 10.
 pub(super) fn rand_augment(
     mut image: RgbImage,
     (magnitude, deviation): (f32, f32),

@@ -58,7 +58,7 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
 /// Opens the data of a configuration that is no fine-tuning: text, or images.
 ///
 /// # Errors
-/// Those of [`open_dataset`], or of [`Images::open`].
+/// Errors of [`open_dataset`], or of [`Images::open`].
 pub fn open_data(config: &Config) -> Result<RunData, Error> {
     open_data_with(config, None, &mut |_, _| Ok(()))
 }

@@ -236,7 +236,7 @@ impl Model for Deit {
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
         let tokens = self.embedding.tokens();
         self.embedding.upload(backend, batch.targets.len() / tokens, &batch.pixels)?;
-        self.head.upload_mixed(backend, batch)?;
+        self.head.upload_mixed(backend, &batch.second_targets, &batch.shares)?;
         self.head.upload(backend, &batch.targets, &[])
     }
 

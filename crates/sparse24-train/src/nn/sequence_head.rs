@@ -17,7 +17,6 @@ use crate::{
         Backend, DType, Region, Tensor,
         op::{ActivationBackward, Mixed, TargetLoss},
     },
-    objective::Batch,
 };
 
 /// Outputs for the row of each sequence that has a target.
@@ -115,7 +114,7 @@ impl SequenceHead {
         Ok(Self { pooler, dropout, head, rows, mixed: None, m, h, dh, dm })
     }
 
-    /// This head, of classes, trained on two targets by shares (see [`Batch::shares`]) with label
+    /// This head, of classes, trained on two targets (see [`Self::upload_mixed`]) with label
     /// smoothing in `[0, 1)`; an evaluation has the plain cross-entropy.
     pub fn mixed(self, builder: &mut Builder<'_>, smoothing: f32) -> Result<Self, Error> {
         let shape = [self.m.shape[0], 1];
@@ -128,13 +127,17 @@ impl SequenceHead {
 
     /// Copies the second targets of a batch to the device, and the shares of the first; without
     /// any, the share of each first target is 1.
-    pub fn upload_mixed(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    pub fn upload_mixed(
+        &self,
+        backend: &mut dyn Backend,
+        second_targets: &[u32],
+        of_first: &[f32],
+    ) -> Result<(), Error> {
         let Some(Mixed { targets, shares }) = self.mixed else { return Ok(()) };
-        let Batch { second_targets, shares: of_first, .. } = batch;
         let n = targets.shape[0];
         let (zeros, ones) = (vec![0; n], vec![1.0; n]);
         let (second_targets, of_first) =
-            if of_first.is_empty() { (&zeros, &ones) } else { (second_targets, of_first) };
+            if of_first.is_empty() { (&zeros[..], &ones[..]) } else { (second_targets, of_first) };
         backend.upload_ids(targets.first_rows(second_targets.len()), second_targets)?;
         backend.upload(shares.first_rows(of_first.len()), of_first)
     }

@@ -282,8 +282,8 @@ fn a_model_folder_is_not_left() {
     }
 }
 
-/// Predictions are not written in the place of a pipe, as which a device counts, and of a link they
-/// replace what it leads to. A place where they cannot be written is refused before anything is read.
+/// Predictions do not replace a pipe or a device; at a link, they replace the file that it leads
+/// to. A path that cannot be written is refused before anything is read.
 #[test]
 fn predictions_replace_only_files() {
     let place =

@@ -1,6 +1,6 @@
-//! A model of timm itself. `timm.json` has the configuration that its `save_for_hf` writes, the names
-//! and shapes of its tensors, and the logits and losses that it computes in f32; the weights are
-//! those of `transformers.rs`.
+//! A model of timm itself. `timm.json` has the configuration that its `save_for_hf` writes, the
+//! names and shapes of its tensors, and the logits and losses that it computes in f32; the weights
+//! are those of `transformers.rs`.
 
 use super::{
     transformers::{Class, close, saved, trainer},

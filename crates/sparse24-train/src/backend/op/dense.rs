@@ -285,7 +285,7 @@ pub struct Mixed {
 }
 
 impl Mixed {
-    /// Those of these rows.
+    /// The second targets of these rows.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
         let Self { targets, shares } = self;
