@@ -59,7 +59,7 @@ fn batches(images: &Images, size: usize) -> ImageBatches<'_> {
 
 fn batch(batches: &ImageBatches<'_>, step: u32) -> Batch {
     let mut batch = Batch::default();
-    batches.fill(step, 0, &mut batch).unwrap();
+    Objective::fill(batches, step, 0, &mut batch).unwrap();
     batch
 }
 
@@ -130,7 +130,7 @@ fn images_of_other_kinds_are_converted() {
     assert_eq!(images.counts(), [if cfg!(unix) { 13 } else { 12 }, 4]);
     let mut of_val = Batch::default();
     let shape = BatchShape { size: 4, sequence_length: 5 };
-    batches(&images, 4).fill(0, shape, &mut of_val).unwrap();
+    Evaluation::fill(&batches(&images, 4), 0, shape, &mut of_val).unwrap();
     // Red ink takes green and blue away.
     let red = decode::decode(Path::new("cmyk.jpg"), include_bytes!("cmyk.jpg")).unwrap();
     let Rgb([r, g, b]) = *red.get_pixel(4, 4);
