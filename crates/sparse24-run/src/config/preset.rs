@@ -390,7 +390,7 @@ fn deit_base() -> Config {
 fn deit_cifar_cpu() -> Config {
     let base = deit(96, 3, 6e-3);
     Config {
-        steps: 1500,
+        steps: 1000,
         model: ModelConfig {
             layers: 4,
             sequence_length: 8 * 8 + 1,
@@ -401,7 +401,7 @@ fn deit_cifar_cpu() -> Config {
         },
         optimizer: OptimizerConfig {
             warmup_learning_rate: 0.0,
-            warmup_steps: 150,
+            warmup_steps: 100,
             ..base.optimizer
         },
         batch: BatchConfig { size: 32, gradient_accumulation_steps: 1, ..base.batch },
