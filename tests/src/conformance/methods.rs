@@ -57,6 +57,8 @@ fn models() -> [ModelSpec; 4] {
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
+    // A step of SGD is as large as the gradient, and gains near 1 lose one that is much smaller.
+    let peak = if matches!(rule, UpdateRule::Sgd { .. }) { 1.0 } else { 1e-3 };
     Recipe {
         model: model.clone(),
         method: preset.method(LAMBDA),
@@ -71,7 +73,7 @@ fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
         weight_decay: 0.1,
         no_weight_decay: NoWeightDecay::Vectors,
         schedule: Schedule {
-            peak: 1e-3,
+            peak,
             floor: 1e-4,
             warmup_start: 0.0,
             warmup_steps: 0,

@@ -259,7 +259,9 @@ fn assert_shows(
     quantity: &str,
 ) -> f64 {
     let other = computed(recipe, rules, Arithmetic::Exact);
-    let difference = compare(found, &other, bounds).expect_err("the rules differ");
+    let Err(difference) = compare(found, &other, bounds) else {
+        panic!("{rules:?} do not show");
+    };
     assert_eq!((difference.step, difference.quantity.as_str()), (step, quantity), "{rules:?}");
     difference.ratio
 }

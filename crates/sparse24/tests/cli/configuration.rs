@@ -18,7 +18,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("model.layres=3", unknown("model", "layres", "layers")),
         ("modle.layers=3", unknown("", "modle", "model")),
         ("=3", unknown("", "", "")),
-        ("model.activation=relu", unknown("model.activation", "relu", "gelu")),
+        ("model.activation=gleu", unknown("model.activation", "gleu", "gelu")),
         ("model.sparsify=all", unknown("model.sparsify", "all", "")),
         ("optimizer.name=lionn", unknown("optimizer.name", "lionn", "lion")),
         ("optimizer.schedule=cosin", unknown("optimizer.schedule", "cosin", "cosine")),
