@@ -6,7 +6,7 @@ pub mod hardening;
 pub mod hooked;
 pub mod oracle;
 
-use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec};
+use sparse24_train::model::{BertSpec, Gpt2Spec, ModelSpec, TransformerSpec};
 
 /// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]
@@ -18,6 +18,24 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
 #[must_use]
 pub fn crammed_bert(gpt2: Gpt2Spec) -> ModelSpec {
     ModelSpec::CrammedBert(BertSpec { pooler: gpt2.d_model + 4, ..bert_spec(gpt2) })
+}
+
+/// A Transformer of the sizes of a GPT-2, with label smoothing.
+#[must_use]
+pub fn transformer(gpt2: Gpt2Spec) -> ModelSpec {
+    let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
+    let Gpt2Spec { activation, sparsify, .. } = gpt2;
+    ModelSpec::Transformer(TransformerSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        sequence_length,
+        vocabulary,
+        activation,
+        sparsify,
+        smoothing: 0.125,
+    })
 }
 
 fn bert_spec(gpt2: Gpt2Spec) -> BertSpec {

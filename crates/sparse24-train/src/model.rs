@@ -17,9 +17,11 @@ use crate::{
 pub mod bert;
 pub mod crammed_bert;
 pub mod gpt2;
+pub mod transformer;
 
 pub use bert::BertSpec;
 pub use gpt2::Gpt2Spec;
+pub use transformer::{DecodingStep, TransformerSpec};
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
 pub trait Model: Send {
@@ -44,6 +46,22 @@ pub trait Model: Send {
         Err(no_text())
     }
 
+    /// Encodes the sources of the uploaded batch, for [`Model::decode`].
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that does not translate; errors from the backend.
+    fn encode(&self, _: &mut Pass<'_>) -> Result<(), Error> {
+        Err(no_translation())
+    }
+
+    /// The logits `[hypotheses, V]` after one more token of each hypothesis.
+    ///
+    /// # Errors
+    /// Errors of [`Model::encode`].
+    fn decode(&self, _: &mut Pass<'_>, _: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+        Err(no_translation())
+    }
+
     /// The outputs of a fine-tuned model for the batch that was evaluated last: `[size, outputs]`,
     /// or `[p, 2]` of spans.
     ///
@@ -56,6 +74,11 @@ pub trait Model: Send {
 
 fn no_text() -> Error {
     let problem = "this model does not generate text".to_owned();
+    Error::Setting { key: "model.kind".to_owned(), problem }
+}
+
+fn no_translation() -> Error {
+    let problem = "this model does not translate".to_owned();
     Error::Setting { key: "model.kind".to_owned(), problem }
 }
 
@@ -74,6 +97,8 @@ pub enum ModelSpec {
     Bert(BertSpec),
     /// The crammed BERT.
     CrammedBert(BertSpec),
+    /// The encoder-decoder Transformer.
+    Transformer(TransformerSpec),
 }
 
 impl ModelSpec {
@@ -92,6 +117,7 @@ impl ModelSpec {
             Self::CrammedBert(spec) => {
                 Ok(Box::new(crammed_bert::CrammedBert::new(builder, *spec)?))
             }
+            Self::Transformer(spec) => Ok(Box::new(transformer::Transformer::new(builder, *spec)?)),
         }
     }
 
@@ -101,6 +127,7 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => spec.vocabulary,
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.vocabulary,
+            Self::Transformer(spec) => spec.vocabulary,
         }
     }
 
@@ -116,6 +143,7 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => spec.prediction,
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.prediction,
+            Self::Transformer(_) => None,
         }
     }
 
@@ -126,12 +154,10 @@ impl ModelSpec {
         sequence_length: usize,
         checkpointing: ActivationCheckpointing,
     ) -> Result<(), Error> {
-        if matches!(self, Self::Bert(_) | Self::CrammedBert(_))
-            && checkpointing != ActivationCheckpointing::None
-        {
+        if !matches!(self, Self::Gpt2(_)) && checkpointing != ActivationCheckpointing::None {
             return Err(Error::Setting {
                 key: "model.activation_checkpointing".to_owned(),
-                problem: "BERT keeps all activations; use \"none\"".to_owned(),
+                problem: "this model keeps all activations; use \"none\"".to_owned(),
             });
         }
         let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
@@ -168,6 +194,7 @@ impl ModelSpec {
             Self::Gpt2(spec) => Self::Gpt2(Gpt2Spec { prediction, ..spec }),
             Self::Bert(spec) => Self::Bert(BertSpec { prediction, ..spec }),
             Self::CrammedBert(spec) => Self::CrammedBert(BertSpec { prediction, ..spec }),
+            Self::Transformer(spec) => Self::Transformer(spec),
         }
     }
 
@@ -177,6 +204,7 @@ impl ModelSpec {
         match self {
             Self::Gpt2(spec) => spec.extents(),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.extents(),
+            Self::Transformer(spec) => spec.extents(),
         }
     }
 

@@ -125,6 +125,12 @@ pub(crate) fn crammed_bert(recipe: Recipe) -> Recipe {
     Recipe { model, ..recipe }
 }
 
+/// The recipe with a Transformer of the same sizes.
+pub(crate) fn transformer(recipe: Recipe) -> Recipe {
+    let model = sparse24_tests::transformer(gpt2(&recipe));
+    Recipe { model, ..recipe }
+}
+
 /// Weights of standard deviation near 1/2, so that every part of a layer matters.
 pub(crate) fn weights(spec: &ModelSpec) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
@@ -176,6 +182,8 @@ pub(crate) struct Noise {
     pub(crate) tokens: usize,
     /// Whether sequences of this length end with padding.
     pub(crate) padded: Option<usize>,
+    /// Whether there are sources.
+    pub(crate) translates: bool,
     /// The prediction of a fine-tuned model, and the length of its sequences.
     pub(crate) prediction: Option<(Prediction, usize)>,
 }
@@ -187,6 +195,7 @@ impl Noise {
             vocabulary: recipe.model.vocabulary(),
             joined: 1,
             tokens: recipe.batch.tokens(),
+            translates: matches!(recipe.model, ModelSpec::Transformer(_)),
             padded: bidirectional.then_some(recipe.batch.sequence_length),
             prediction: recipe
                 .model
@@ -211,6 +220,9 @@ impl Noise {
                 sequence[0] = HeadLoss::IGNORE;
                 batch.lengths.push(length);
                 batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
+            }
+            if self.translates {
+                batch.source.extend((0..self.tokens).map(|_| random.below(self.vocabulary as u32)));
             }
         }
         if let Some((prediction, sequence_length)) = self.prediction {
@@ -271,7 +283,10 @@ impl Evaluation for Validation {
         batch.targets.extend(&self.all.targets[range.clone()]);
         if !self.all.lengths.is_empty() {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
-            batch.segments.extend(&self.all.segments[range]);
+            batch.segments.extend(&self.all.segments[range.clone()]);
+        }
+        if !self.all.source.is_empty() {
+            batch.source.extend(&self.all.source[range]);
         }
         batch.counted = counted(&batch.targets);
         Ok(())

@@ -28,7 +28,7 @@ use crate::{
     },
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
+        FfnActivations, FfnSpec, Head, Init, Linear24, LinearSpec, Norm, NormActivations, Pass,
         Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
         Streams, TargetRows,
     },
@@ -69,8 +69,8 @@ pub const TOKEN_TABLE: &str = "embeddings.word_embeddings.weight";
 /// Segments: the first and the second sentence of a pair.
 pub const SEGMENTS: usize = 2;
 
-/// Standard deviation of the initial weights.
-pub(super) const DEVIATION: f32 = 0.02;
+/// The initial weights.
+pub(super) const INIT: Init = Init::Normal(0.02);
 
 /// Added to the variances of norms.
 pub(super) const EPSILON: f32 = 1e-12;
@@ -92,7 +92,7 @@ impl BertSpec {
             heads: self.heads,
             mask: AttentionMask::Full,
             bias,
-            deviations: [DEVIATION; 2],
+            init: [INIT; 2],
             sparsity,
         }
     }
@@ -137,10 +137,9 @@ impl Bert {
     pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self, Error> {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let positions = Some(("embeddings.position_embeddings.weight", sequence_length));
-        let embedding =
-            Embedding::new(builder, (TOKEN_TABLE, vocabulary), positions, d, DEVIATION)?;
+        let embedding = Embedding::new(builder, (TOKEN_TABLE, vocabulary), positions, d, INIT)?;
         let kinds = ("embeddings.token_type_embeddings.weight", SEGMENTS);
-        let segment = Embedding::new(builder, kinds, None, d, DEVIATION)?;
+        let segment = Embedding::new(builder, kinds, None, d, INIT)?;
         let norm = Norm::new(builder, "embeddings.LayerNorm", d, Bias::Present, EPSILON)?;
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
@@ -153,13 +152,13 @@ impl Bert {
             None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
             Some(Prediction::Span) => {
                 let x = blocks.last().map_or(embedded.y, |block| block.kept.norm_2.y);
-                TaskHead::Tuned(Box::new(SpanHead::new(builder, x, DEVIATION)?))
+                TaskHead::Tuned(Box::new(SpanHead::new(builder, x, INIT)?))
             }
             Some(prediction) => {
                 let pooler = Some(("pooler.dense", spec.pooler));
                 let (name, bias) = ("classifier", Bias::Present);
-                let (d_model, deviation) = (d, DEVIATION);
-                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                let (d_model, init) = (d, INIT);
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, init, prediction };
                 TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
             }
         };
@@ -322,7 +321,7 @@ impl MaskedHead {
         let transform = LinearSpec {
             name: of("transform.dense"),
             shape: [d, d],
-            deviation: DEVIATION,
+            init: INIT,
             bias: Bias::Present,
             sparsity: Sparsity::Dense,
         };
@@ -420,8 +419,8 @@ impl Block {
         let norm_1 =
             Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
-        let deviations = [DEVIATION; 2];
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let init = [INIT; 2];
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let mlp = Ffn::new(builder, mlp)?;
         let norm_2 = Norm::new(builder, &of("output.LayerNorm"), d_model, bias, EPSILON)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];

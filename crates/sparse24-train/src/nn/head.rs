@@ -6,7 +6,7 @@ use super::{
     builder::Builder,
     embedding::Embedding,
     linear24::Bias,
-    parameter::{Handle, ParameterSpec},
+    parameter::{Handle, Init, ParameterSpec},
 };
 use crate::{
     Error,
@@ -104,10 +104,10 @@ impl Head {
         name: &str,
         (kind, shape): (TargetLoss, [usize; 2]),
         bias: Bias,
-        deviation: f32,
+        init: Init,
         rows: usize,
     ) -> Result<Self, Error> {
-        let table = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
+        let table = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let table = builder.parameter(table)?;
         let head = Self::of_table(builder, table, kind, rows)?;
         match bias {
@@ -144,13 +144,19 @@ impl Head {
         Ok(Self { bias, ..self })
     }
 
+    /// This head with label smoothing in the loss that has gradients.
+    #[must_use]
+    pub fn with_smoothing(self, smoothing: f32) -> Self {
+        Self { kind: TargetLoss::CrossEntropy { smoothing }, ..self }
+    }
+
     /// Its buffers.
     #[must_use]
     pub fn buffers(&self) -> HeadBuffers {
         self.buffers
     }
 
-    /// The summed loss, without gradients.
+    /// The summed loss, without gradients and without label smoothing.
     pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, x, None);
         pass.run(op)
@@ -185,6 +191,9 @@ impl Head {
         let kind = match self.kind {
             TargetLoss::Span { lengths } => {
                 TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
+            }
+            TargetLoss::CrossEntropy { .. } if gradients.is_none() => {
+                TargetLoss::CrossEntropy { smoothing: 0.0 }
             }
             kind => kind,
         };

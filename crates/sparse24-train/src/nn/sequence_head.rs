@@ -7,7 +7,7 @@ use super::{
     builder::Builder,
     head::{Head, Prediction, PredictionHead},
     linear24::{Bias, Linear24, LinearSpec},
-    parameter::Sparsity,
+    parameter::{Init, Sparsity},
     target_rows::TargetRows,
 };
 use crate::{
@@ -56,8 +56,8 @@ pub struct SequenceHeadSpec<'a> {
     pub pooler: Option<(&'a str, usize)>,
     /// Features of x.
     pub d_model: usize,
-    /// Standard deviation of the initial weights.
-    pub deviation: f32,
+    /// The initial weights.
+    pub init: Init,
     /// Its prediction, which is no span.
     pub prediction: Prediction,
 }
@@ -65,7 +65,7 @@ pub struct SequenceHeadSpec<'a> {
 impl SequenceHead {
     /// Allocates the layers.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
-        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
+        let SequenceHeadSpec { name, bias, pooler, d_model, init, prediction } = spec;
         let n = builder.batch().size;
         let activation = |builder: &mut Builder<'_>, name, columns| {
             builder.tensor(name, [n, columns], DType::Activation, Region::Activations)
@@ -79,7 +79,7 @@ impl SequenceHead {
             Some((name, width)) => {
                 let (name, sparsity) = (name.to_owned(), Sparsity::Dense);
                 let shape = [width, d_model];
-                let spec = LinearSpec { name, shape, deviation, bias: Bias::Present, sparsity };
+                let spec = LinearSpec { name, shape, init, bias: Bias::Present, sparsity };
                 let linear = Linear24::new(builder, spec)?;
                 h = activation(builder, "pooled", width)?;
                 dh = activation(builder, "dpooled", width)?;
@@ -93,7 +93,7 @@ impl SequenceHead {
             _ => TargetLoss::CrossEntropy { smoothing: 0.0 },
         };
         let output = (kind, [prediction.outputs(), width]);
-        let head = Head::untied(builder, name, output, bias, deviation, n)?;
+        let head = Head::untied(builder, name, output, bias, init, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
         Ok(Self { pooler, dropout, head, rows, m, h, dh, dm })
     }

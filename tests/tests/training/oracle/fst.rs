@@ -422,16 +422,26 @@ pub(crate) fn sparsified(spec: &ModelSpec) -> impl Iterator<Item = (String, u32)
     let sparsify = match spec {
         ModelSpec::Gpt2(spec) => spec.sparsify,
         ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.sparsify,
+        ModelSpec::Transformer(spec) => spec.sparsify,
         other => panic!("the oracle has no {other:?}"),
     };
     let attention = sparsify == Sparsify::FfnAndAttention;
     let named = parameters(spec).into_iter().zip(0..).map(|((name, _), number)| (name, number));
     named.filter(move |(name, _)| {
-        let is_of_attention = name.contains(".att");
-        let is_linear =
-            [".mlp.", ".ffn.", ".attn.", ".self.", "intermediate.dense.", ".output.dense."]
-                .iter()
-                .any(|part| name.contains(part));
+        let is_of_attention = name.contains(".att") || name.contains("_attn.");
+        let is_linear = [
+            ".fc1.",
+            ".fc2.",
+            "_attn.",
+            ".mlp.",
+            ".ffn.",
+            ".attn.",
+            ".self.",
+            "intermediate.dense.",
+            ".output.dense.",
+        ]
+        .iter()
+        .any(|part| name.contains(part));
         name.ends_with(".weight") && is_linear && (attention || !is_of_attention)
     })
 }

@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{bert, crammed_bert, gpt2};
+use super::{bert, crammed_bert, gpt2, transformer};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -62,6 +62,7 @@ impl Pass<'_> {
             ModelSpec::Gpt2(spec) => gpt2::loss(self, spec, batch),
             ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
             ModelSpec::CrammedBert(spec) => crammed_bert::loss(self, spec, batch),
+            ModelSpec::Transformer(spec) => transformer::loss(self, spec, batch),
             other => panic!("the oracle has no {other:?}"),
         }
     }
@@ -74,6 +75,7 @@ impl Pass<'_> {
             ModelSpec::CrammedBert(spec) => {
                 crammed_bert::train(self, spec, batch, scale, gradients)
             }
+            ModelSpec::Transformer(spec) => transformer::train(self, spec, batch, scale, gradients),
             other => panic!("the oracle has no {other:?}"),
         }
     }
