@@ -12,6 +12,7 @@ mod metrics;
 mod tasks;
 pub mod tensors;
 mod tokens;
+mod translation;
 
 use std::{
     fs,
@@ -64,6 +65,7 @@ targets! {
     corpus_text: tokens { corpus, corpus_seeds, corpus_variants },
     metrics_log: metrics { log, log_seeds, log_variants },
     task_examples: tasks { examples, examples_seeds, examples_variants },
+    sentence_pairs: translation { pairs, pairs_seeds, pairs_variants },
 }
 
 /// The most bytes that a loader may hold at a time for an input of this many bytes.

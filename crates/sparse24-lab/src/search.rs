@@ -18,7 +18,7 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table, renamed},
-    run::{of_dataset, open_dataset},
+    run::{of_data, open_data},
 };
 use sparse24_train::{
     method::{Ends, Phase, Until},
@@ -247,7 +247,7 @@ impl Search {
     /// [`Error::File`] for a folder that is in use, holds something else, or a search with other
     /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
-        plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
+        plan.data = Some(of_data(&open_data(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let read = |file: &Path| Ok(Plan::read(file)?.identity());
         let folder = Folder::open(path, DESCRIPTION, &text, &plan.identity(), read)?;

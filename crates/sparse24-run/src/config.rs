@@ -15,11 +15,15 @@ use crate::{
     Error,
     data::{self, Tokenizer, TokenizerKind},
     task::{self, Layout, TASKS, Task, TaskSource},
+    translation::PairSource,
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2},
+    model::{
+        ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2,
+        transformer,
+    },
     nn::Bias,
 };
 
@@ -91,6 +95,9 @@ pub struct ModelConfig {
     pub bias: bool,
     /// Dropout probability, in [0, 1).
     pub dropout: f32,
+    /// Label smoothing of a Transformer's training loss, in [0, 1).
+    #[serde(default)]
+    pub label_smoothing: f32,
     /// Linear layers that a method may prune.
     pub sparsify: Sparsify,
     /// Activations that the backward pass recomputes instead of keeping; changes no result.
@@ -105,6 +112,7 @@ impl ModelConfig {
             ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
             ModelKind::Bert => bert::TOKEN_TABLE,
             ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
+            ModelKind::Transformer => transformer::TOKEN_TABLE,
         }
     }
 
@@ -114,7 +122,7 @@ impl ModelConfig {
     pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
         let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
         let needs_mask = match self.kind {
-            ModelKind::Gpt2 => false,
+            ModelKind::Gpt2 | ModelKind::Transformer => false,
             ModelKind::Bert | ModelKind::CrammedBert => true,
         };
         data as usize + usize::from(needs_mask && !has_mask)
@@ -133,6 +141,8 @@ pub enum ModelKind {
     /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
     /// head for masked tokens.
     CrammedBert,
+    /// The encoder-decoder Transformer, which translates.
+    Transformer,
 }
 
 impl ModelKind {
@@ -142,6 +152,7 @@ impl ModelKind {
         match model {
             ModelSpec::Bert(_) => Self::Bert,
             ModelSpec::CrammedBert(_) => Self::CrammedBert,
+            ModelSpec::Transformer(_) => Self::Transformer,
             _ => Self::Gpt2,
         }
     }
@@ -165,12 +176,22 @@ pub struct BatchConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
+    /// A text file, a folder of them, or prepared shards; of a Transformer, a folder of sentence
+    /// pairs. Empty is the embedded corpus.
     pub path: String,
     /// How text becomes tokens.
     pub tokenizer: TokenizerKind,
     /// Share of the text, at its end, that is the validation split.
     pub validation_share: f64,
+    /// Language of the sources of a Transformer, as their files end.
+    #[serde(default)]
+    pub source: String,
+    /// Language of the targets.
+    #[serde(default)]
+    pub target: String,
+    /// The most tokens of a Transformer's vocabulary, if it is trained; 0 is 32768.
+    #[serde(default)]
+    pub vocabulary: u32,
 }
 
 /// The task of a fine-tuning.
@@ -277,7 +298,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 19] = [
+pub(crate) const UNSET: [(&str, &str); 23] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.max_length", "0"),
@@ -291,6 +312,10 @@ pub(crate) const UNSET: [(&str, &str); 19] = [
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),
+    ("model.label_smoothing", "0.0"),
+    ("data.source", "\"\""),
+    ("data.target", "\"\""),
+    ("data.vocabulary", "0"),
     ("method.decay", "\"\""),
     ("method.forward", "\"\""),
     ("method.dgrad", "\"\""),
@@ -421,7 +446,7 @@ impl Config {
     /// Like [`Config::task`].
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
-            ModelKind::Gpt2 => Layout::Gpt2,
+            ModelKind::Gpt2 | ModelKind::Transformer => Layout::Gpt2,
             ModelKind::Bert | ModelKind::CrammedBert => Layout::Bert,
         };
         let source = |task| {
@@ -430,6 +455,20 @@ impl Config {
             TaskSource { task, folder, layout, max_length, stride }
         };
         Ok(self.task()?.map(source))
+    }
+
+    /// The sentence pairs of a Transformer.
+    #[must_use]
+    pub fn pair_source(&self) -> Option<PairSource> {
+        let DataConfig { path, tokenizer: kind, source, target, vocabulary, .. } = &self.data;
+        let source = || PairSource {
+            folder: path.into(),
+            languages: [source.clone(), target.clone()],
+            kind: *kind,
+            vocabulary: *vocabulary,
+            longest: self.model.sequence_length,
+        };
+        (self.model.kind == ModelKind::Transformer).then(source)
     }
 
     /// Tokens per sequence of a batch.

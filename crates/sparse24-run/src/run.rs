@@ -42,11 +42,11 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_dataset,
-    open_dataset_with, run_config,
+    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_data,
+    open_data_with, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
-pub use identity::of_dataset;
+pub use identity::{of_data, of_dataset};
 pub use imported::save_imported;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};

@@ -5,7 +5,7 @@ use sparse24_run::{
     config::Config,
     machine::{self, Memory},
     processor,
-    run::{host_bytes, open_dataset},
+    run::{host_bytes, open_data},
 };
 use sparse24_train::estimate::{Estimate, estimate};
 
@@ -64,7 +64,7 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    let data = open_dataset(&config)?;
+    let data = open_data(&config)?;
     let vocabulary = config.model.vocabulary(data.vocabulary(), data.tokenizer());
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;

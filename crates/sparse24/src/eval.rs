@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// scripts of SQuAD read it
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
+    /// Also translate the validation split of a Transformer, and print the BLEU
+    #[arg(long)]
+    bleu: bool,
     /// Print one JSON object per run
     #[arg(long)]
     json: bool,
@@ -178,7 +181,18 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
         let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));
         let shown = Shown { data: data.evaluation(recipe, args.tokens), progress };
-        let (metrics, Judgement { scores, answers }) = data.judge(&mut trainer, &shown, size)?;
+        let (metrics, Judgement { mut scores, answers }) =
+            data.judge(&mut trainer, &shown, size)?;
+        if args.bleu {
+            drop(shown);
+            let mut progress = WorkProgress::new("translating");
+            let show = |done, all| progress.update(done as u64, all as u64);
+            let Some(bleu) = data.bleu(&mut trainer, show)? else {
+                let problem = format!("--bleu: {} does not translate", word(run));
+                return Err(Failure::new(Exit::Usage, problem));
+            };
+            scores.insert("bleu".to_owned(), bleu);
+        }
         let loss = metrics.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");

@@ -145,7 +145,8 @@ impl Pretrained {
                 ],
                 5,
             ),
-            ModelKind::Gpt2 => (
+            // A Transformer is refused with the other settings.
+            ModelKind::Gpt2 | ModelKind::Transformer => (
                 &[
                     "optimizer.learning_rate=5e-6",
                     "optimizer.beta1=0.9",

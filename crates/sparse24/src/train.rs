@@ -18,7 +18,7 @@ use sparse24_run::{
     processor,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
-        StepMetrics, Summary, open_dataset, open_dataset_with,
+        StepMetrics, Summary, open_data, open_data_with,
     },
 };
 use sparse24_train::model::ModelSpec;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     on_threads(&config.clone(), || {
         let mut progress = WorkProgress::new("reading the shards, once");
         let tokenizer = initial.as_ref().and_then(|initial| initial.tokenizer.as_ref());
-        let dataset = open_dataset_with(&config, tokenizer, &mut |done, all| {
+        let dataset = open_data_with(&config, tokenizer, &mut |done, all| {
             progress.update(done, all);
             signals.received().map_or(Ok(()), |_| Err(Error::Interrupted))
         });
@@ -161,7 +161,7 @@ fn choose_lambda(
         }
         report
     };
-    let origin = found.origin(&folder, config, &open_dataset(config)?)?;
+    let origin = found.origin(&folder, config, &open_data(config)?)?;
     note(format_args!(
         "lambda {:e} (mu = {:.3}), recommended by the search in {}",
         origin.lambda,

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use sparse24_run::{
     checkpoint::NamedTensor,
     config::Config,
-    data::{Dataset, Tokenizer, TokenizerKind},
+    data::{Tokenizer, TokenizerKind},
     disk,
     interchange::{self, FolderModel, FolderTokenizer, Format},
-    run::Model,
+    run::{Model, RunData},
     task::{Labels, Task},
 };
 use sparse24_train::{
@@ -230,7 +230,7 @@ impl Initial {
     pub(crate) fn for_data(
         self,
         config: &Config,
-        dataset: &Dataset,
+        dataset: &RunData,
     ) -> Result<Vec<NamedTensor>, Failure> {
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());

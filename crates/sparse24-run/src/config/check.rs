@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 
 use super::{Config, ModelKind, preset, unknown, unknown::refuse};
-use crate::{Error, task::Labels};
+use crate::{Error, data::TokenizerKind, task::Labels, translation::LENGTHS};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
-    model::{BertSpec, Gpt2Spec, ModelSpec},
+    model::{BertSpec, Gpt2Spec, ModelSpec, TransformerSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
     optim::MaskedDecay,
@@ -78,6 +78,7 @@ impl Config {
         let (has_biases, expected) = match model.kind {
             ModelKind::Gpt2 => (model.bias, ""),
             ModelKind::Bert => (true, "true for a BERT, whose layers have biases"),
+            ModelKind::Transformer => (true, "true for a Transformer, whose layers have biases"),
             ModelKind::CrammedBert => {
                 (false, "false for a crammed BERT, whose linear layers have no biases")
             }
@@ -85,6 +86,7 @@ impl Config {
         if model.bias != has_biases {
             return refuse("model.bias", expected, model.bias);
         }
+        self.check_translation()?;
         // A narrower model is rounded to whole tiles.
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
@@ -133,12 +135,53 @@ impl Config {
         Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
     }
 
+    /// Checks what only a Transformer has, and what it needs.
+    fn check_translation(&self) -> Result<(), Error> {
+        let Self { model, data, .. } = self;
+        let smoothing = model.label_smoothing;
+        if model.kind != ModelKind::Transformer {
+            return match smoothing {
+                0.0 => Ok(()),
+                _ => refuse("model.label_smoothing", "0 but for a Transformer", smoothing),
+            };
+        }
+        if !(0.0..1.0).contains(&smoothing) {
+            return refuse("model.label_smoothing", "a number in [0, 1)", smoothing);
+        }
+        if !model.sequence_length.is_multiple_of(LENGTHS) {
+            let expected = format!("a multiple of {LENGTHS}, as the lengths of batches are");
+            return refuse("model.sequence_length", &expected, model.sequence_length);
+        }
+        if !matches!(data.tokenizer, TokenizerKind::Bpe | TokenizerKind::Dictionary) {
+            let expected = "bpe or dictionary for a Transformer";
+            return refuse("data.tokenizer", expected, data.tokenizer.name());
+        }
+        for (key, language) in [("data.source", &data.source), ("data.target", &data.target)] {
+            if language.is_empty() || language.contains(['/', '\\']) {
+                let expected = "the language of its files, such as \"en\" for train.en";
+                return refuse(key, expected, format!("{language:?}"));
+            }
+        }
+        if data.source == data.target {
+            return refuse("data.target", "another language than data.source", &data.target);
+        }
+        match self.task.name.is_empty() {
+            true => Ok(()),
+            false => refuse("task.name", "none for a Transformer", &self.task.name),
+        }
+    }
+
     /// Refuses to train a preset for a large corpus on the embedded text, which would only memorize
     /// it.
     ///
     /// # Errors
     /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
     pub fn check_corpus(&self) -> Result<(), Error> {
+        if self.data.path.is_empty() && self.model.kind == ModelKind::Transformer {
+            let problem = "a Transformer learns from a folder of sentence pairs, such as train.en \
+                and train.de; name one with --data";
+            return Err(Error::setting("data.path", problem));
+        }
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
             let problem = format!(
                 "the preset {:?} is for a large corpus and not for the embedded text; name one \
@@ -266,6 +309,17 @@ impl Config {
                 ModelKind::CrammedBert => {
                     ModelSpec::CrammedBert(BertSpec { pooler: CRAMMED_POOLER, ..bert })
                 }
+                ModelKind::Transformer => ModelSpec::Transformer(TransformerSpec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff,
+                    sequence_length: model.sequence_length,
+                    vocabulary,
+                    activation: model.activation,
+                    sparsify: model.sparsify,
+                    smoothing: model.label_smoothing,
+                }),
             },
             method,
             steps: self.steps,

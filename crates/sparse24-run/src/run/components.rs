@@ -1,7 +1,7 @@
 //! Builds the parts of a run from its configuration: dataset, backend, trainer and batches. Nothing
 //! is written.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::directory::{CONFIG, TOKENIZER};
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     },
     disk, machine,
     task::{Examples, Judgement, TaskBatches},
+    translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
@@ -45,36 +46,37 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
     Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
 }
 
-/// Opens the dataset of a configuration.
+/// Opens the data of a new run: text, token shards or sentence pairs.
 ///
 /// # Errors
 /// Errors from the data; [`Error::File`] for a corpus shorter than a sequence.
-pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
+pub fn open_data(config: &Config) -> Result<RunData, Error> {
     open_scanned(config, Opening::default())
 }
 
-/// Like [`open_dataset`]; `progress` is called with tokens read and tokens in all while foreign
-/// shards are read whole. Text is read with the tokenizer, if one is given, and not with one for
-/// the text.
+/// Like [`open_data`]; `progress` is called with tokens read and tokens in all while foreign shards
+/// are read whole. Text is read with the tokenizer, if one is given, and not with one for the text.
 ///
 /// # Errors
-/// Like [`open_dataset`].
-pub fn open_dataset_with(
+/// Like [`open_data`].
+pub fn open_data_with(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     progress: Progress<'_>,
-) -> Result<Dataset, Error> {
+) -> Result<RunData, Error> {
     let tokenizer = tokenizer.cloned();
     open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })
 }
 
-/// The data of a run.
-#[derive(Debug)]
+/// The data of a run. A clone shares them.
+#[derive(Debug, Clone)]
 pub enum RunData {
     /// Text, to pre-train on.
     Text(Dataset),
     /// Labelled examples, to fine-tune on.
-    Task(Examples),
+    Task(Arc<Examples>),
+    /// Sentence pairs, to translate.
+    Translation(Arc<Pairs>),
 }
 
 impl From<Dataset> for RunData {
@@ -83,9 +85,15 @@ impl From<Dataset> for RunData {
     }
 }
 
+impl From<Pairs> for RunData {
+    fn from(pairs: Pairs) -> Self {
+        Self::Translation(pairs.into())
+    }
+}
+
 impl From<Examples> for RunData {
     fn from(examples: Examples) -> Self {
-        Self::Task(examples)
+        Self::Task(examples.into())
     }
 }
 
@@ -102,18 +110,33 @@ impl RunData {
         }
         // A vocabulary of words takes long to train, and may be that of the initial weights.
         let tokenizer = match config.data.tokenizer {
-            TokenizerKind::WordPiece => tokenizer().ok(),
+            TokenizerKind::WordPiece | TokenizerKind::Bpe | TokenizerKind::Dictionary => {
+                tokenizer().ok()
+            }
             _ => None,
         };
-        Ok(open_scanned(config, Opening { tokenizer, scan, progress: None })?.into())
+        open_scanned(config, Opening { tokenizer, scan, progress: None })
     }
 
     /// Whether it is what a configuration names.
-    pub(super) fn is_of(&self, config: &Config) -> bool {
-        match (self, config.task_source()) {
-            (Self::Text(dataset), Ok(None)) => dataset.is_of(&data_source(config)),
-            (Self::Task(examples), Ok(Some(source))) => examples.source == source,
+    #[must_use]
+    pub fn is_of(&self, config: &Config) -> bool {
+        match (self, config.task_source(), config.pair_source()) {
+            (Self::Text(dataset), Ok(None), None) => dataset.is_of(&data_source(config)),
+            (Self::Task(examples), Ok(Some(source)), None) => examples.source == source,
+            (Self::Translation(pairs), Ok(None), Some(source)) => pairs.source == source,
             _ => false,
+        }
+    }
+
+    /// Refuses text that is too short for the sequences of a configuration.
+    ///
+    /// # Errors
+    /// [`Error::File`] with both numbers.
+    pub fn check_context(&self, config: &Config) -> Result<(), Error> {
+        match self {
+            Self::Text(dataset) => dataset.check_context(config.model.sequence_length),
+            Self::Task(_) | Self::Translation(_) => Ok(()),
         }
     }
 
@@ -123,6 +146,7 @@ impl RunData {
         match self {
             Self::Text(dataset) => dataset.source(),
             Self::Task(examples) => &examples.source.folder,
+            Self::Translation(pairs) => &pairs.source.folder,
         }
     }
 
@@ -132,6 +156,7 @@ impl RunData {
         match self {
             Self::Text(dataset) => dataset.tokenizer(),
             Self::Task(examples) => Some(examples.tokenizer()),
+            Self::Translation(pairs) => Some(pairs.tokenizer()),
         }
     }
 
@@ -140,7 +165,7 @@ impl RunData {
     pub fn scan(&self) -> Option<&Scan> {
         match self {
             Self::Text(dataset) => dataset.scan(),
-            Self::Task(_) => None,
+            Self::Task(_) | Self::Translation(_) => None,
         }
     }
 
@@ -150,6 +175,7 @@ impl RunData {
         match self {
             Self::Text(dataset) => dataset.vocabulary(),
             Self::Task(examples) => examples.tokenizer().vocabulary(),
+            Self::Translation(pairs) => pairs.tokenizer().vocabulary(),
         }
     }
 
@@ -174,6 +200,10 @@ impl RunData {
             Self::Task(examples) => {
                 Box::new(TaskBatches::new(examples, seed, shape, recipe.gradient_accumulation))
             }
+            Self::Translation(pairs) => {
+                let (most, accumulation) = (shape, recipe.gradient_accumulation);
+                Box::new(TranslationBatches { pairs, seed, most, accumulation })
+            }
         }
     }
 
@@ -190,7 +220,32 @@ impl RunData {
             Self::Task(examples) => {
                 Box::new(TaskBatches::new(examples, 0, recipe.batch, recipe.gradient_accumulation))
             }
+            Self::Translation(pairs) => Box::new(TranslationEvaluation::new(pairs, tokens)),
         }
+    }
+
+    /// The BLEU of a model's translations of the validation split, by the
+    /// [usual](BeamSearch::usual) search; none of other models. `progress` is called with sentences done and all.
+    ///
+    /// # Errors
+    /// Errors of [`BeamSearch::translate`].
+    pub fn bleu(
+        &self,
+        trainer: &mut Trainer,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Option<f64>, Error> {
+        let Self::Translation(pairs) = self else { return Ok(None) };
+        let (split, tokenizer) = (&pairs.validation, pairs.tokenizer());
+        let sources: Vec<&[u32]> = (0..split.len()).map(|number| split.pair(number)[0]).collect();
+        let search = BeamSearch::usual(trainer, tokenizer);
+        let found = search.translate(trainer, &sources, |done| progress(done, sources.len()))?;
+        let mut bleu = Bleu::default();
+        for (number, translation) in found.iter().enumerate() {
+            let [found, reference] =
+                [&translation.tokens[..], split.pair(number)[1]].map(|ids| tokenizer.decode(ids));
+            bleu.add([&String::from_utf8_lossy(&found?), &String::from_utf8_lossy(&reference?)]);
+        }
+        Ok(Some(bleu.score()))
     }
 
     /// Evaluates a model on the validation split: its loss, and the judgement of a fine-tuned one.
@@ -239,10 +294,12 @@ pub fn data_source(config: &Config) -> Source {
     Source { path, kind: Some(*tokenizer), validation: *validation_share }
 }
 
-fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
-    let dataset = Dataset::open_scanned(data_source(config), opening)?;
-    dataset.check_context(config.model.sequence_length)?;
-    Ok(dataset)
+fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error> {
+    if let Some(source) = config.pair_source() {
+        return Ok(Pairs::open(source, opening.tokenizer)?.into());
+    }
+    let data = RunData::from(Dataset::open_scanned(data_source(config), opening)?);
+    data.check_context(config).map(|()| data)
 }
 
 /// Bytes of main memory that a run needs, besides its data: the copy of the state from which a

@@ -11,6 +11,8 @@ use crate::{
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config, UNSET, renamed},
     data::{Dataset, Tokenizer},
+    task::Split,
+    translation::PairSplit,
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
@@ -61,17 +63,20 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     }
 }
 
-fn of_data(data: &RunData) -> DatasetIdentity {
-    let examples = match data {
+/// The identity of the data of a run.
+pub fn of_data(data: &RunData) -> DatasetIdentity {
+    let (fingerprint, [training_tokens, held_out_tokens]) = match data {
         RunData::Text(dataset) => return of_dataset(dataset),
-        RunData::Task(examples) => examples,
+        RunData::Task(examples) => {
+            let splits = [&examples.train, &examples.validation];
+            (examples.fingerprint(), splits.map(Split::tokens))
+        }
+        RunData::Translation(pairs) => {
+            (pairs.fingerprint(), [&pairs.train, &pairs.validation].map(PairSplit::tokens))
+        }
     };
-    DatasetIdentity {
-        fingerprint: examples.fingerprint().into(),
-        training_tokens: examples.train.tokens(),
-        held_out_tokens: examples.validation.tokens(),
-        vocabulary: examples.tokenizer().vocabulary(),
-    }
+    let (fingerprint, vocabulary) = (fingerprint.into(), data.vocabulary());
+    DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }
 }
 
 /// The identity of data; the saved one if they are the same data. Earlier versions identified

@@ -24,6 +24,7 @@ use crate::{
     data::{Dataset, Tokenizer, is_shards},
     disk::{self, Confined, confine},
     task::{Examples, TaskSource},
+    translation::{PairSource, Pairs},
 };
 use sparse24_train::{
     ErrorKind,
@@ -168,7 +169,7 @@ impl Model {
     /// The run's own data; for an imported model, those of its configuration.
     ///
     /// # Errors
-    /// Errors from [`open_dataset`](super::open_dataset); [`Error::File`] for data that have
+    /// Errors from [`open_data`](super::open_data); [`Error::File`] for data that have
     /// changed since.
     pub fn data(&self) -> Result<RunData, Error> {
         let trained_on = self.checkpoint.state.dataset;
@@ -198,6 +199,10 @@ impl Model {
         if let (Some(source), Some(tokenizer)) = (self.config.task_source()?, &self.tokenizer) {
             let source = TaskSource { folder: path.to_owned(), ..source };
             return Ok(Examples::open_validation(source, tokenizer)?.into());
+        }
+        if let (Some(source), Some(tokenizer)) = (self.config.pair_source(), &self.tokenizer) {
+            let source = PairSource { folder: path.to_owned(), ..source };
+            return Ok(Pairs::open_validation(source, tokenizer)?.into());
         }
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {

@@ -62,7 +62,7 @@ pub enum Damaged {
 
 impl Run {
     /// Starts a run on the configuration's data in a new directory, after checking everything. The
-    /// data are those of [`open_dataset`](super::open_dataset) or
+    /// data are those of [`open_data`](super::open_data) or
     /// [`Examples::open`](crate::task::Examples::open).
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Run {
         let data = data.into();
         if !data.is_of(&config) {
             let problem = "the data was opened for another configuration, so a resume would \
-                not find it; open it with open_dataset";
+                not find it; open it with open_data";
             return Err(Error::setting("data", problem));
         }
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
@@ -94,7 +94,7 @@ impl Run {
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
                 .collect();
             match data {
-                RunData::Text(_) => trainer.start_from(&named)?,
+                RunData::Text(_) | RunData::Translation(_) => trainer.start_from(&named)?,
                 RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
             }
         }

@@ -15,6 +15,8 @@ fn presets_are_listed_with_their_sources() {
     let large = [
         ("bert-base", 6e-6),
         ("bert-crammed", 6e-6),
+        ("transformer-multi30k", 1e-6),
+        ("transformer-base", 1e-6),
         ("gpt2-124m", 6e-5),
         ("gpt2-350m", 2e-4),
         ("gpt2-774m", 2e-4),

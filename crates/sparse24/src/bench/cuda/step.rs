@@ -114,7 +114,9 @@ fn vocabulary(config: &Config) -> usize {
         // The number of characters in tinyshakespeare.
         TokenizerKind::Character => 65,
         // One of them is the mask token.
-        TokenizerKind::WordPiece => return DEFAULT_PIECES,
+        TokenizerKind::WordPiece | TokenizerKind::Bpe | TokenizerKind::Dictionary => {
+            return DEFAULT_PIECES;
+        }
         TokenizerKind::Gpt2 => 50257,
     };
     config.model.vocabulary(data, None)
