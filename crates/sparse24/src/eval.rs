@@ -101,6 +101,9 @@ struct Report {
     tokens: usize,
     #[serde(skip_serializing_if = "Scores::is_empty")]
     scores: Scores,
+    /// Whether targets are examples of a task.
+    #[serde(skip)]
+    has_examples: bool,
     /// The corpus in words.
     #[serde(skip)]
     data: String,
@@ -129,7 +132,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let Report { run, step, phase, loss, perplexity, tokens, scores, data } = &report;
+        let Report { run, step, phase, loss, perplexity, tokens, scores, has_examples, data } =
+            &report;
         let scores: String =
             scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
         if args.json {
@@ -137,13 +141,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else if is_table {
             let result = format!("{loss:.4}  {perplexity:>10.2}  {tokens:>8}{scores}");
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");
-        } else if !scores.is_empty() {
+        } else if *has_examples {
             let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
             say!("step {step} ({phase}): {loss}{scores}");
         } else {
             say!(
                 "step {step} ({phase}): loss {loss:.4} nats per token, \
-                 perplexity {perplexity:.2}, over {tokens} tokens of {data}"
+                 perplexity {perplexity:.2}, over {tokens} tokens of {data}{scores}"
             );
         }
     }
@@ -214,6 +218,7 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             perplexity: loss.exp(),
             tokens: metrics.targets,
             scores,
+            has_examples: !config.task.name.is_empty(),
             data: data.source().display().to_string(),
         })
     })

@@ -29,9 +29,15 @@ impl Format {
         let format = match model {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
-            _ => {
-                let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
-                    the checkpoint's model.safetensors holds the weights";
+            other => {
+                let what = match other {
+                    ModelSpec::Transformer(_) => "Transformer with one table of tokens",
+                    _ => "crammed BERT",
+                };
+                let problem = format!(
+                    "Hugging Face's library has no {what}, expected gpt2 or bert; the \
+                        checkpoint's model.safetensors holds the weights"
+                );
                 return Err(Error::setting("model.kind", problem));
             }
         };

@@ -296,6 +296,7 @@ pub fn data_source(config: &Config) -> Source {
 
 fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error> {
     if let Some(source) = config.pair_source() {
+        config.check_corpus()?;
         return Ok(Pairs::open(source, opening.tokenizer)?.into());
     }
     let data = RunData::from(Dataset::open_scanned(data_source(config), opening)?);
