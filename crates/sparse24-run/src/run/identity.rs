@@ -128,8 +128,8 @@ struct Difference {
     key: String,
     was: String,
     is: String,
-    /// Whether weights and moments fit, so that `--allow` accepts the change; else they have another
-    /// shape or meaning.
+    /// Whether weights and moments fit, so that `--allow` accepts the change; if not, they have
+    /// another shape or meaning.
     fits: bool,
 }
 

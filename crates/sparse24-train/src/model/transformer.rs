@@ -34,8 +34,8 @@ use crate::{
     },
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Init, Norm, NormActivations, Pass, Sharing, Sparsity,
-        Streams,
+        FfnActivations, FfnSpec, Head, Init, Norm, NormActivations, Pass, PredictionHead, Sharing,
+        Sparsity, Streams,
     },
     objective::Batch,
 };
@@ -256,11 +256,15 @@ impl Model for Transformer {
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let [_, y] = self.forward(pass)?;
-        self.head.loss(pass, y)
+        self.head.evaluate(pass, y)
     }
 
     fn loss(&self) -> Tensor {
         self.head.buffers().loss
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        self.head.outputs(pass)
     }
 
     fn encode(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
