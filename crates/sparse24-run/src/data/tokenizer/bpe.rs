@@ -243,7 +243,7 @@ impl Dictionary {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{super::END, *};
 
     const TEXT: &str = "low lower lowest, new newer newest, wide wider widest; low new wide";
 
