@@ -164,6 +164,7 @@ pub const SOURCES: &[Source] = sources! {
     "activation" Activation: [
         "gelu_forward", "gelu_backward", "gelu_erf_forward", "gelu_erf_backward", "geglu_forward",
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
+        "relu_forward", "relu_backward",
     ], ALL, On;
     "add" Norm: ["add"], ALL, Off;
     "attention_backward" Attention: [

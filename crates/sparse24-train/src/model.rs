@@ -9,7 +9,7 @@ use crate::{
     Error,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     method::Method,
-    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity},
+    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity, no_text},
     objective::Batch,
     optim::UpdateRule,
 };
@@ -49,19 +49,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
-    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        Err(no_outputs())
-    }
-}
-
-fn no_text() -> Error {
-    let problem = "this model does not generate text".to_owned();
-    Error::Setting { key: "model.kind".to_owned(), problem }
-}
-
-fn no_outputs() -> Error {
-    let problem = "this model predicts tokens and no class or value of a sequence".to_owned();
-    Error::Setting { key: "task.name".to_owned(), problem }
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
 }
 
 /// A model as numbers: what a recipe holds.

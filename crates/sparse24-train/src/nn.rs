@@ -24,6 +24,7 @@ mod embedding;
 mod ffn;
 mod head;
 mod linear24;
+mod masked_head;
 mod norm;
 mod parameter;
 mod sequence_head;
@@ -35,8 +36,10 @@ pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};
+pub(crate) use head::no_text;
 pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
+pub use masked_head::MaskedHead;
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
     ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,

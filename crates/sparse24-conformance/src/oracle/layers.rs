@@ -162,12 +162,19 @@ fn tanh(z: f64) -> (f64, f64) {
     (value, 1.0 - value * value)
 }
 
+/// (f(z), f'(z)) of ReLU.
+fn relu(z: f64) -> (f64, f64) {
+    let value = if z <= 0.0 { 0.0 } else { z };
+    (value, if value > 0.0 { 1.0 } else { value })
+}
+
 fn nonlinearity(activation: Activation) -> fn(f64) -> (f64, f64) {
     match activation {
         Activation::Gelu | Activation::Geglu => gelu,
         Activation::GeluErf => gelu_erf,
         Activation::Swiglu => silu,
         Activation::Tanh => tanh,
+        Activation::Relu => relu,
         other => panic!("the oracle has no {other:?}"),
     }
 }

@@ -8,6 +8,7 @@ use super::{
     head::{Head, Prediction, PredictionHead},
     linear24::{Bias, Linear24, LinearSpec},
     parameter::Sparsity,
+    span_head::SpanHead,
     target_rows::TargetRows,
 };
 use crate::{
@@ -58,12 +59,26 @@ pub struct SequenceHeadSpec<'a> {
     pub d_model: usize,
     /// Standard deviation of the initial weights.
     pub deviation: f32,
-    /// Its prediction, which is no span.
+    /// Its prediction.
     pub prediction: Prediction,
 }
 
+impl SequenceHeadSpec<'_> {
+    /// Allocates the head that reads x: a [`SpanHead`] for a span, otherwise a [`SequenceHead`].
+    pub fn build(
+        self,
+        builder: &mut Builder<'_>,
+        x: Tensor,
+    ) -> Result<Box<dyn PredictionHead>, Error> {
+        Ok(match self.prediction {
+            Prediction::Span => Box::new(SpanHead::new(builder, x, self.deviation)?),
+            _ => Box::new(SequenceHead::new(builder, self)?),
+        })
+    }
+}
+
 impl SequenceHead {
-    /// Allocates the layers.
+    /// Allocates the layers, for a prediction that is not a span.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
         let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
         let n = builder.batch().size;
@@ -118,7 +133,7 @@ impl PredictionHead for SequenceHead {
 
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let h = self.forward(pass, x)?;
-        self.head.loss(pass, h)
+        self.head.evaluate(pass, h)
     }
 
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
@@ -136,7 +151,7 @@ impl PredictionHead for SequenceHead {
     }
 
     fn loss(&self) -> Tensor {
-        self.head.buffers().loss
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {

@@ -147,12 +147,13 @@ fn activations(size: &Size) -> Vec<Operation> {
     if stream != hidden {
         all.push(estimate("mvue_exact", exact, stream, YES));
     }
-    const NAMES: [[&[&str]; 2]; 5] = [
+    const NAMES: [[&[&str]; 2]; 6] = [
         [&["gelu_forward"], &["gelu_backward"]],
         [&["gelu_erf_forward"], &["gelu_erf_backward"]],
         [&["geglu_forward"], &["geglu_backward"]],
         [&["swiglu_forward"], &["swiglu_backward"]],
         [&["tanh_forward"], &["tanh_backward"]],
+        [&["relu_forward"], &["relu_backward"]],
     ];
     for (at, (activation, [forward, backward])) in
         Activation::ALL.into_iter().zip(NAMES).enumerate()
