@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Copies, fills and additions.
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
@@ -26,4 +26,20 @@ pub fn fill(device: &mut Device, to: Matrix, value: u32) -> Result<(), Error> {
     let ([offset, stride], elements) = (to.place(), to.elements());
     let constants = [offset, stride, to.shape[1] as u32, elements as u32, value];
     device.run(&kernels::FILL, [to], &constants, elements.div_ceil(GROUP))
+}
+
+/// out = x + delta, all of one shape; out may be x.
+///
+/// # Errors
+/// Like [`copy`].
+pub fn add(device: &mut Device, x: Matrix, delta: Matrix, out: Matrix) -> Result<(), Error> {
+    check_shape("add", "x", out.shape, x)?;
+    check_shape("add", "delta", out.shape, delta)?;
+    let in_place = x == out;
+    let elements = out.elements();
+    let sizes = [out.shape[1] as u32, elements as u32];
+    let places = [delta.place(), out.place(), sizes, x.place()];
+    let constants = [places.as_flattened(), &[u32::from(in_place)]].concat();
+    let read = if in_place { delta } else { x };
+    device.run(&kernels::ADD, [read, delta, out], &constants, elements.div_ceil(GROUP))
 }

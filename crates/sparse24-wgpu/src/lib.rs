@@ -10,18 +10,29 @@
 //! compiled before it is first used, and no GPU is needed to build the crate.
 #![forbid(unsafe_code)]
 
+pub mod activation;
+pub mod attention;
 mod device;
 pub mod dropout;
 pub mod elementwise;
+pub mod embedding;
 mod error;
 pub mod flip;
+pub mod gemm;
+pub mod health;
 pub mod kernels;
+pub mod loss;
 mod matrix;
 pub mod mvue;
+pub mod norm;
+pub mod optimizer;
 pub mod permute;
 pub mod prune;
+pub mod rows;
+pub mod scale;
 pub mod search;
 mod self_test;
+pub mod sums;
 
 pub use device::{Copied, Device, Recorded};
 pub use error::Error;
