@@ -38,6 +38,7 @@ kernels! {
     COMPRESS_WEIGHT = "compress_weight" in ["tile", "compress_weight"], 2 -> 1;
     SOFT_THRESHOLD = "soft_threshold" in ["tile", "compress_weight"], 2 -> 1;
     MVUE_COMPRESS = "mvue_compress" in ["soft", "philox", "mvue_compress"], 1 -> 1;
+    MVUE_APPROXIMATE = "mvue_approximate" in ["soft", "philox", "mvue_approximate"], 1 -> 1;
     FLIP_COUNT = "flip_count" in ["flip_count"], 2 -> 1;
     DROPOUT = "dropout" in ["philox", "dropout"], 0 -> 1;
     COPY = "copy" in ["copy"], 1 -> 1;

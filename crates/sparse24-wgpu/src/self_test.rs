@@ -36,7 +36,7 @@ pub(crate) fn check(device: &mut Device) -> Result<(), Error> {
     let state = StepState { seed: 24 << 32 | 7, step: 3, micro_step: 1, ..StepState::default() };
     device.set_step(&state)?;
     let out = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
-    mvue_compress(device, w, SITE, out)?;
+    mvue_compress(device, w, Estimator::Exact, SITE, out)?;
     let found = device.download(out)?;
     let sampled = mvue::compress(values.view(), Estimator::Exact, state.stream(SITE))?.decode();
     let expected = sampled.t();

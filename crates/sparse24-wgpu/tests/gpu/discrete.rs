@@ -110,7 +110,7 @@ fn assert_samples(device: &mut wgpu::Device, [p, r]: [usize; 2], bits: Bits, see
     let [dz, out] = [0; 2].map(|_| device.alloc("dz", [p, r], "test").unwrap());
     device.upload(dz, &values).unwrap();
     device.set_step(&STATE).unwrap();
-    wgpu::mvue::mvue_compress(device, dz, site, out).unwrap();
+    wgpu::mvue::mvue_compress(device, dz, Estimator::Exact, site, out).unwrap();
     device.submit().unwrap();
     let host = Array2::from_shape_vec((p, r), floats(&values)).unwrap();
     let sampled = mvue::compress(host.view(), Estimator::Exact, STATE.stream(site)).unwrap();
