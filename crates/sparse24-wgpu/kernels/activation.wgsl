@@ -19,7 +19,10 @@ struct Constants {
 @group(0) @binding(3) var<storage, read_write> h: array<f32>;
 
 @compute @workgroup_size(64)
-fn activation_forward(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn activation_forward(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let i = flat(id, groups, 64u);
     if i >= c.elements {
         return;

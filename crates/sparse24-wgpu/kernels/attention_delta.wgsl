@@ -21,7 +21,10 @@ struct Constants {
 @group(0) @binding(4) var<storage, read_write> delta: array<f32>;
 
 @compute @workgroup_size(64)
-fn attention_delta(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn attention_delta(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number >= c.elements {
         return;

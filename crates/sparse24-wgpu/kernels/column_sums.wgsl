@@ -27,7 +27,10 @@ fn sum_of(first: u32, end: u32, column: u32) -> f32 {
 }
 
 @compute @workgroup_size(64)
-fn column_sums(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn column_sums(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let j = flat(id, groups, 64u);
     if j >= c.columns {
         return;
@@ -41,7 +44,10 @@ fn column_sums(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgr
 }
 
 @compute @workgroup_size(64)
-fn row_block_sums(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn row_block_sums(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let first = 64u * (number / c.columns);
     if first < c.rows {

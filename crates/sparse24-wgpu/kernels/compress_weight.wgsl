@@ -43,7 +43,10 @@ fn store(group: u32, x: vec4<u32>) {
 }
 
 @compute @workgroup_size(64)
-fn compress_weight(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn compress_weight(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number < c.groups {
         let group = load(number);
@@ -52,7 +55,10 @@ fn compress_weight(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_wo
 }
 
 @compute @workgroup_size(64)
-fn soft_threshold(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn soft_threshold(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number >= c.groups {
         return;

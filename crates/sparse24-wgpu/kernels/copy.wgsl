@@ -21,6 +21,7 @@ fn copy(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) g
     if i < c.elements {
         let row = i / c.columns;
         let column = i % c.columns;
-        to[c.to_offset + row * c.to_stride + column] = source[c.from_offset + row * c.from_stride + column];
+        to[c.to_offset + row * c.to_stride + column] = source[c.from_offset + row * c.from_stride
+            + column];
     }
 }

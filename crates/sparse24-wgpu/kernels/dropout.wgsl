@@ -20,7 +20,10 @@ struct Constants {
 @group(0) @binding(2) var<storage, read_write> x: array<f32>;
 
 @compute @workgroup_size(64)
-fn dropout(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn dropout(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let call = flat(id, groups, 64u);
     if call >= (c.elements + 3u) / 4u {
         return;

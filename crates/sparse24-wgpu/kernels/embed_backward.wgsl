@@ -33,7 +33,10 @@ fn token(i: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn embed_backward(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn embed_backward(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let first = number / c.columns;
     let j = number % c.columns;
@@ -56,7 +59,10 @@ fn embed_backward(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_wor
 }
 
 @compute @workgroup_size(64)
-fn position_grad(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn position_grad(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let position = number / c.columns;
     let j = number % c.columns;

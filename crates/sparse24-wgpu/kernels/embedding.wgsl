@@ -25,7 +25,10 @@ struct Constants {
 @group(0) @binding(5) var<storage, read_write> rows: array<u32>;
 
 @compute @workgroup_size(64)
-fn embed_forward(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn embed_forward(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number >= c.elements {
         return;

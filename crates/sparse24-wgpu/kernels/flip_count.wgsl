@@ -14,7 +14,10 @@ struct Constants {
 @group(0) @binding(4) var<storage, read_write> count: array<atomic<u32>>;
 
 @compute @workgroup_size(64)
-fn flip_count(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn flip_count(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let word = flat(id, groups, 64u);
     if word < c.words {
         let flips = countOneBits(a[word] ^ b[word]);

@@ -89,8 +89,10 @@ fn gemm(
         let j = first_column + 4u * of_b.y;
         let a_k = first + of_a.x;
         let b_k = first + of_b.x;
-        let from_a = vec4<f32>(a_at(i, a_k), a_at(i + 1u, a_k), a_at(i + 2u, a_k), a_at(i + 3u, a_k));
-        let from_b = vec4<f32>(b_at(b_k, j), b_at(b_k, j + 1u), b_at(b_k, j + 2u), b_at(b_k, j + 3u));
+        let from_a = vec4<f32>(a_at(i, a_k), a_at(i + 1u, a_k), a_at(i + 2u, a_k), a_at(i + 3u,
+            a_k));
+        let from_b = vec4<f32>(b_at(b_k, j), b_at(b_k, j + 1u), b_at(b_k, j + 2u), b_at(b_k, j
+            + 3u));
         workgroupBarrier();
         a_tile[16u * of_a.x + of_a.y] = from_a;
         b_tile[16u * of_b.x + of_b.y] = from_b;

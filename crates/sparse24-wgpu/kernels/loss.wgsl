@@ -78,7 +78,10 @@ fn cross_entropy(
 }
 
 @compute @workgroup_size(64)
-fn squared_error(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn squared_error(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let row = flat(id, groups, 64u);
     if row >= c.rows {
         return;

@@ -105,9 +105,11 @@ fn transposable(tile: u32) -> u32 {
     let last_ups = vec4<u32>(d13.x, d23.x, 0u, 0u);
     let last_lows = vec4<u32>(d13.y, d23.y, 0u, 0u);
     let last_joint = vec4<u32>(d02.z, d01.z, 0u, 0u);
-    let last_norms = soft_add(soft_add(soft_abs(last_ups), soft_abs(last_lows)), soft_abs(last_joint));
+    let last_norms = soft_add(soft_add(soft_abs(last_ups), soft_abs(last_lows)),
+        soft_abs(last_joint));
     let last_codes = vec4<u32>(96u, 104u, 0u, 0u)
-        + (last_joint >> splat(31u)) + (last_ups >> splat(31u)) * 2u + (last_lows >> splat(31u)) * 4u;
+        + (last_joint >> splat(31u)) + (last_ups >> splat(31u)) * 2u + (last_lows >> splat(31u))
+            * 4u;
 
     // tb of the three.
     let split = soft_add(soft_abs(d01), soft_abs(d23));
@@ -140,7 +142,8 @@ fn row_wise(tile: u32) -> u32 {
 fn column_wise(tile: u32) -> u32 {
     let m = transpose_rows(row(tile, 0u), row(tile, 1u), row(tile, 2u), row(tile, 3u));
     return tile_transposed(
-        largest_two(m[0]) | largest_two(m[1]) << 4u | largest_two(m[2]) << 8u | largest_two(m[3]) << 12u,
+        largest_two(m[0]) | largest_two(m[1]) << 4u | largest_two(m[2]) << 8u
+            | largest_two(m[3]) << 12u,
     );
 }
 
@@ -154,7 +157,10 @@ fn transpose_rows(a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32>) -> arr
 }
 
 @compute @workgroup_size(64)
-fn mask_search(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn mask_search(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let word = flat(id, groups, 64u);
     if 2u * word < c.tiles {
         var bits = transposable(2u * word);
@@ -166,7 +172,10 @@ fn mask_search(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgr
 }
 
 @compute @workgroup_size(64)
-fn row_mask_search(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn row_mask_search(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let word = flat(id, groups, 64u);
     if 2u * word < c.tiles {
         var bits = row_wise(2u * word);
@@ -178,7 +187,10 @@ fn row_mask_search(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_wo
 }
 
 @compute @workgroup_size(64)
-fn column_mask_search(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn column_mask_search(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let word = flat(id, groups, 64u);
     if 2u * word < c.tiles {
         var bits = column_wise(2u * word);

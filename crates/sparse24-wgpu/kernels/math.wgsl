@@ -30,7 +30,8 @@ fn log_of(x: f32) -> f32 {
     let s = (m - 1.0) / (m + 1.0);
     let square = s * s;
     let series = 0.6666667 + square * (0.4 + square * (0.2857143 + square * 0.2333));
-    return exponent * 0.693145751953125 + (2.0 * s + (s * square * series + exponent * 0.0000014286068));
+    return exponent * 0.693145751953125 + (2.0 * s + (s * square * series + exponent
+        * 0.0000014286068));
 }
 
 // 1 / (1 + 2^-x) for x in [-126, 126].
@@ -55,7 +56,8 @@ fn gate(z: f32, limit: f32, exponent: f32, slope: f32) -> Activated {
 fn gelu(z: f32) -> Activated {
     let x = clamp(z, -9.98, 9.98);
     let square = x * x;
-    return gate(z, 9.98, x * (2.3022082 + 0.10294324 * square), LN_2 * 2.3022082 + 3.0 * LN_2 * 0.10294324 * square);
+    return gate(z, 9.98, x * (2.3022082 + 0.10294324 * square), LN_2 * 2.3022082 + 3.0 * LN_2
+        * 0.10294324 * square);
 }
 
 fn silu(z: f32) -> Activated {
@@ -69,7 +71,8 @@ fn gelu_erf(z: f32) -> Activated {
     let a = abs(x);
     let e = power(-0.7213475 * (a * a));
     let t = 1.0 / (1.0 + 0.21 * a);
-    let low = ((((-0.072415546 * t + 0.28733882) * t - 0.33817586) * t + 0.35873744) * t - 0.10062995) * t;
+    let low = ((((-0.072415546 * t + 0.28733882) * t - 0.33817586) * t + 0.35873744) * t
+        - 0.10062995) * t;
     let m = (((low + 0.12787361) * t + 0.068375506) * t + 0.085192315) * t + 0.083703645;
     let tail = e * (t * m);
     let normal = select(1.0 - tail, tail, x < 0.0);
@@ -80,7 +83,8 @@ fn gelu_erf(z: f32) -> Activated {
 fn tanh_of(z: f32) -> Activated {
     let x = clamp(z, -43.0, 43.0);
     let square = x * x;
-    let m = (((-0.005717166 * square + 0.020650728) * square - 0.053743556) * square + 0.13331492) * square - 0.33333284;
+    let m = (((-0.005717166 * square + 0.020650728) * square - 0.053743556) * square + 0.13331492)
+        * square - 0.33333284;
     let far = 1.0 - 2.0 * sigmoid(-2.88539008 * abs(x));
     let value = select(select(far, -far, x < 0.0), x + x * (square * m), abs(x) <= 0.625);
     return Activated(value, 1.0 - value * value);

@@ -2,8 +2,8 @@
 // in   dZ, the bits of f32 [p,r]
 // out  sampled dZ, the bits of f32 [p,r], contiguous, overwritten, never read
 // pre  groups run along tokens; ceil(p/4) r < 2^32
-// acc  indices in u32, IEEE rounding, in core's order; values in f32, from a group scaled by a power
-//      of two to a largest magnitude in [1, 2)
+// acc  indices in u32, IEEE rounding, in core's order; values in f32, from a group scaled by a
+//      power of two to a largest magnitude in [1, 2)
 // ref  sparse24_core::mvue::compress: the indices bit for bit
 
 struct Constants {
@@ -70,7 +70,10 @@ fn estimate(group: vec4<f32>, i: u32) -> f32 {
 }
 
 @compute @workgroup_size(64)
-fn mvue_approximate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn mvue_approximate(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let per_row = (c.p + 3u) / 4u;
     if number >= per_row * c.r {
@@ -90,8 +93,10 @@ fn mvue_approximate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_w
     let magnitudes = soft_abs(x);
     let finite = all(magnitudes < splat(INFINITY));
     var a = magnitudes;
+    var quartered = 0u;
     if add_one(add_one(a.x, a.y), add_one(a.z, a.w)) >= INFINITY {
         a = soft_halved(a, 2u);
+        quartered = 2u;
     }
     let nonzero = select(splat(0u), vec4<u32>(1u, 2u, 4u, 8u), a > splat(0u));
     let bits = nonzero.x | nonzero.y | nonzero.z | nonzero.w;
@@ -110,12 +115,15 @@ fn mvue_approximate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_w
         let largest = max(max(a.x, a.y), max(a.z, a.w)) >> 23u;
         let down = 127u - min(largest, 127u);
         let up = max(largest, 127u) - 127u;
-        let scaled = select(a + splat(down << 23u) - splat(up << 23u), splat(0u), (a >> splat(23u)) + splat(100u) < splat(largest));
+        let scaled = select(a + splat(down << 23u) - splat(up << 23u), splat(0u), (a >> splat(23u))
+            + splat(100u) < splat(largest));
         for (var at = 0u; at < 2u; at += 1u) {
             let i = select(first, second, at == 1u);
             let value = bitcast<u32>(estimate(bitcast<vec4<f32>>(scaled), i));
-            let exponent = (value >> 23u) + up - min(down, (value >> 23u) + up);
-            let back = select((value & 0x7fffffu) | (min(exponent, 255u) << 23u), INFINITY, exponent >= 255u);
+            let raised = (value >> 23u) + up + quartered;
+            let exponent = raised - min(down, raised);
+            let back = select((value & 0x7fffffu) | (min(exponent, 255u) << 23u), INFINITY,
+                exponent >= 255u);
             y[i] = (x[i] & SIGN) | back;
         }
     }

@@ -52,13 +52,17 @@ fn above(t: vec4<u32>, s0: vec4<u32>, s1: vec4<u32>, s2: vec4<u32>, s3: vec4<u32
 }
 
 // The estimate at one element: x itself where it is certain, else r with its sign, else zero.
-fn estimate(x: vec4<u32>, a: vec4<u32>, r: vec4<u32>, scaled: vec4<u32>, keeps: vec4<bool>) -> vec4<u32> {
+fn estimate(x: vec4<u32>, a: vec4<u32>, r: vec4<u32>, scaled: vec4<u32>,
+    keeps: vec4<bool>) -> vec4<u32> {
     let value = select((x & splat(SIGN)) | scaled, x, a >= r);
     return select(splat(0u), value, keeps);
 }
 
 @compute @workgroup_size(64)
-fn mvue_compress(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn mvue_compress(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let calls = (c.p + 15u) / 16u;
     if number >= calls * c.r {

@@ -64,7 +64,10 @@ fn norm_backward(
 }
 
 @compute @workgroup_size(64)
-fn norm_sums(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn norm_sums(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     let block = number / c.columns;
     let j = number % c.columns;

@@ -45,7 +45,10 @@ fn is_pruned(i: u32) -> bool {
 }
 
 @compute @workgroup_size(64)
-fn optimizer_step(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn optimizer_step(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let i = flat(id, groups, 64u);
     if i >= c.elements || health[1] != HEALTHY {
         return;
@@ -70,7 +73,8 @@ fn optimizer_step(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_wor
             next = c.beta1 * moment + c.rest1 * gradient;
             let second = c.beta2 * v[c.v_offset + i] + c.rest2 * gradient * gradient;
             v[c.v_offset + i] = second;
-            step = next / state.first_correction / (sqrt(second / state.second_correction) + c.epsilon);
+            step = next / state.first_correction / (sqrt(second / state.second_correction)
+                + c.epsilon);
         }
         case 1u: {
             next = c.beta1 * moment + gradient;

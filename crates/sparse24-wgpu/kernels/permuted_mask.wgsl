@@ -50,7 +50,10 @@ fn permuted(tile: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn permuted_mask(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn permuted_mask(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let word = flat(id, groups, 64u);
     if 2u * word < c.tiles {
         var bits = permuted(2u * word);

@@ -20,7 +20,10 @@ struct Constants {
 @group(0) @binding(4) var<storage, read_write> out: array<u32>;
 
 @compute @workgroup_size(64)
-fn gather_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn gather_rows(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number < c.elements {
         let i = number / c.columns;
@@ -32,7 +35,10 @@ fn gather_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgr
 }
 
 @compute @workgroup_size(64)
-fn scatter_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+fn scatter_rows(
+    @builtin(global_invocation_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
     let number = flat(id, groups, 64u);
     if number < c.elements {
         let i = number / c.columns;

@@ -32,7 +32,8 @@ fn scale_grad(
     for (var i = 4096u * block + lane; i < min(4096u * (block + 1u), c.elements); i += 64u) {
         let row = i / c.columns;
         let column = i % c.columns;
-        sum += x[c.x_offset + row * c.x_stride + column] * dout[c.dout_offset + row * c.dout_stride + column];
+        sum += x[c.x_offset + row * c.x_stride + column] * dout[c.dout_offset + row * c.dout_stride
+            + column];
     }
     let total = workgroup_sum(lane, sum);
     if lane == 0u {

@@ -13,7 +13,8 @@ fn splat(x: u32) -> vec4<u32> {
 
 // The significand with its implicit bit.
 fn soft_significand(x: vec4<u32>) -> vec4<u32> {
-    return (x & splat(0x7fffffu)) | select(splat(0x800000u), splat(0u), (x & splat(INFINITY)) == splat(0u));
+    return (x & splat(0x7fffffu)) | select(splat(0x800000u), splat(0u), (x
+        & splat(INFINITY)) == splat(0u));
 }
 
 // The biased exponent; 1 for subnormal numbers.
@@ -26,7 +27,8 @@ fn soft_shifted(x: vec4<u32>, shift: vec4<u32>) -> vec4<u32> {
     let kept = x >> shift;
     let rest = x - (kept << shift);
     let half = (splat(1u) << shift) >> splat(1u);
-    let up = (rest > half) | ((rest == half) & (shift > splat(0u)) & ((kept & splat(1u)) == splat(1u)));
+    let up = (rest > half) | ((rest == half) & (shift > splat(0u)) & ((kept
+        & splat(1u)) == splat(1u)));
     return kept + select(splat(0u), splat(1u), up);
 }
 
@@ -94,12 +96,14 @@ fn soft_times_uniform(word: vec4<u32>, x: vec4<u32>) -> vec4<u32> {
     let joined = (high << (splat(24u) - near)) | (low >> near);
     let lost = low - ((low >> near) << near);
     let half = (splat(1u) << near) >> splat(1u);
-    let up = (lost > half) | ((lost == half) & (near > splat(0u)) & ((joined & splat(1u)) == splat(1u)));
+    let up = (lost > half) | ((lost == half) & (near > splat(0u)) & ((joined
+        & splat(1u)) == splat(1u)));
     let close = joined + select(splat(0u), splat(1u), up);
     let sticky = (high << splat(1u)) | select(splat(0u), splat(1u), low != splat(0u));
     let distant = soft_shifted(sticky, far + splat(1u));
     let short = low << (splat(24u) - min(dropped, splat(24u)));
-    let significand = select(select(close, distant, dropped > splat(48u)), short, dropped <= splat(24u));
+    let significand = select(select(close, distant, dropped > splat(48u)), short,
+        dropped <= splat(24u));
     let product = ((scale - splat(1u)) << splat(23u)) + significand;
     return select(product, splat(0u), bits == splat(0u));
 }

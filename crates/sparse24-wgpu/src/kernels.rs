@@ -14,7 +14,10 @@ pub struct Kernel {
 }
 
 macro_rules! kernels {
-    ($($constant:ident = $name:literal in [$($file:literal),*], $inputs:literal -> $outputs:literal;)*) => {
+    ($(
+        $constant:ident = $name:literal in [$($file:literal),*],
+            $inputs:literal -> $outputs:literal;
+    )*) => {
         $(pub(crate) static $constant: Kernel = Kernel {
             name: $name,
             source: concat!(
