@@ -466,13 +466,12 @@ struct Description {
 impl From<Tokenizer> for Description {
     fn from(tokenizer: Tokenizer) -> Self {
         let kind = tokenizer.kind();
-        let (mut characters, mut wordpiece) = (None, None);
-        match tokenizer {
-            Tokenizer::Character(all) => characters = Some(all.iter().collect()),
+        let (characters, wordpiece) = match tokenizer {
+            Tokenizer::Character(all) => (Some(all.iter().collect()), None),
             #[cfg(feature = "tokenizers")]
-            Tokenizer::WordPiece(tokenizer) => wordpiece = Some(tokenizer.vocabulary().clone()),
-            _ => {}
-        }
+            Tokenizer::WordPiece(tokenizer) => (None, Some(tokenizer.vocabulary().clone())),
+            _ => (None, None),
+        };
         Self { sparse24_tokenizer: 1, kind, characters, wordpiece }
     }
 }
