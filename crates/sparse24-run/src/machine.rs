@@ -53,9 +53,13 @@ impl fmt::Display for Memory {
 #[cfg(unix)]
 const PROGRAM_BYTES: u64 = 40 << 20;
 /// Address space of a thread: an arena of the allocator, and the packing buffer of its dense
-/// products. Little of it is ever memory, but `ulimit -v` counts it.
+/// products, twice the last-level cache. Little of it is ever memory, but `ulimit -v` counts it.
 #[cfg(unix)]
-const THREAD_BYTES: u64 = 2 * (64 << 20);
+fn thread_bytes(root: &Path) -> u64 {
+    let size = fs::read_to_string(root.join("sys/devices/system/cpu/cpu0/cache/index3/size"));
+    let kib = size.ok().and_then(|size| size.trim().strip_suffix('K')?.parse::<u64>().ok());
+    (64 << 20) + 2 * kib.map_or(32 << 20, |kib| kib.saturating_mul(1024))
+}
 
 /// Reads the memory of this machine and the limits of this process; `None` on systems without
 /// `/proc/meminfo`.
@@ -65,7 +69,9 @@ pub fn memory() -> Option<Memory> {
     let address_space = rustix::process::getrlimit(rustix::process::Resource::As).current;
     #[cfg(unix)]
     let address_space = address_space.map(|bytes| {
-        bytes.saturating_sub(PROGRAM_BYTES + THREAD_BYTES * sparse24_cpu::threads() as u64)
+        bytes.saturating_sub(
+            PROGRAM_BYTES + thread_bytes(Path::new("/")) * sparse24_cpu::threads() as u64,
+        )
     });
     #[cfg(not(unix))]
     let address_space = None;
@@ -194,6 +200,15 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_thread_reserves_twice_the_last_cache() {
+        let cache = "sys/devices/system/cpu/cpu0/cache/index3/size";
+        for (files, mib) in [(&[(cache, "491520K\n")][..], 1024), (&[], 128)] {
+            assert_eq!(thread_bytes(machine(files).path()), mib * MIB);
+        }
+    }
 
     /// A machine of 1000 MiB, 900 of them available.
     fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {

@@ -80,7 +80,7 @@ pub(crate) struct Pretrained {
     preset: Option<String>,
     /// The settings of its shape, each `key=value`.
     shape: Vec<String>,
-    tokenizer: Tokenizer,
+    pub(crate) tokenizer: Tokenizer,
 }
 
 impl Pretrained {
@@ -254,11 +254,19 @@ pub(crate) fn configured(
     Ok((config, examples))
 }
 
-/// The classes that a task finds in its training split, as a TOML list.
+/// The classes that a task finds in its training split.
 fn classes(examples: &Examples) -> String {
     let is_found = examples.source.task.labels == Labels::Found;
-    let found = if is_found { &examples.classes[..] } else { &[] };
-    format!("[{}]", found.iter().map(|name| quote(name)).collect::<Vec<_>>().join(", "))
+    class_list(if is_found { &examples.classes } else { &[] })
+}
+
+/// Most bytes of a list of classes: a configuration of more than 64 KiB could not be read again.
+const LONGEST_LIST: usize = 1 << 15;
+
+/// Classes as a TOML list; without names, those of the data count, if a list would be too long.
+pub(crate) fn class_list(names: &[String]) -> String {
+    let list = names.iter().map(|name| quote(name)).collect::<Vec<_>>().join(", ");
+    format!("[{}]", if list.len() <= LONGEST_LIST { &list } else { "" })
 }
 
 /// Prints how many examples there are, and how long.
@@ -288,7 +296,8 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
     }
 }
 
-fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {
+/// The examples of a configuration.
+pub(crate) fn open(config: &Config, tokenizer: &Tokenizer) -> Result<Examples, Error> {
     let source = config.task_source()?.expect("the configuration of a task");
     Examples::open(source, tokenizer)
 }

@@ -12,16 +12,17 @@ use sparse24_lab::{
     statistics::{deviation, mean},
 };
 use sparse24_run::{
+    Error,
     config::{Config, unknown},
     disk,
     run::{Given, Provenance, Resume, Run, Scores, fingerprint, run_config},
-    task::{Examples, TASKS, Task, find},
+    task::{TASKS, Task, find},
 };
 
 use crate::{
     configure::Configure,
     failure::{Exit, Failure},
-    finetune::{Pretrained, configured, note_examples},
+    finetune::{Pretrained, configured, note_examples, open},
     output::{print_json, say},
     runs,
     signals::Signals,
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     for (task, folder) in &tasks {
         for &seed in &args.seeds {
             let configure = args.configure.with(folder.clone(), seed);
-            let (config, examples) = configured(&configure, task.name, args.epochs, &pretrained)?;
+            let (config, _) = configured(&configure, task.name, args.epochs, &pretrained)?;
             let path = args.out.join(task.name).join(format!("seed-{seed}"));
             if is_run(&path)
                 && let Some(difference) = difference(&path, &config, &weights)?
@@ -93,16 +94,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 let problem = format!("{}: was fine-tuned {difference}", path.display());
                 return Err(Failure::new(Exit::Input, problem));
             }
-            members.push((*task, path, config, examples));
+            members.push((*task, path, config));
         }
     }
     let signals = Signals::take()?;
     let mut table =
         Table { seeds: args.seeds.clone(), tasks: BTreeMap::new(), averages: Vec::new() };
-    for (task, path, config, examples) in members {
-        note_examples(&config, &examples);
+    for (task, path, config) in members {
         let signals = signals.another()?;
-        let scores = trained(&path, config, examples, &pretrained, signals);
+        let scores = trained(&path, config, &pretrained, signals);
         let scores = scores.map_err(|failure| match failure.exit() {
             exit @ (Exit::Interrupted | Exit::Terminated | Exit::HungUp) => {
                 Failure::new(exit, format!("interrupted; go on with: {}", runs::again(&[])))
@@ -142,7 +142,11 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
             .collect(),
         names => names
             .iter()
-            .map(|name| {
+            .enumerate()
+            .map(|(at, name)| {
+                if names[..at].contains(name) {
+                    return Err(Error::setting("--tasks", format!("{name} is listed twice")));
+                }
                 let known = TASKS.iter().map(|task| task.name);
                 find(name).ok_or_else(|| unknown("--tasks", name, known))
             })
@@ -176,9 +180,14 @@ fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<Strin
         let difference = "from other weights, by its provenance.json";
         return Ok(Some(format!("{difference}; remove it or name another --out")));
     }
-    let data = std::path::absolute(&config.data.path).ok();
-    let is_same = data.is_some_and(|data| Path::new(&found.data.path) == data);
-    Ok((!is_same).then(|| {
+    let is_same = |found: &str, wanted: &str| {
+        found == wanted || std::path::absolute(wanted).is_ok_and(|wanted| Path::new(found) == wanted)
+    };
+    if !is_same(&found.run.flip_reference, &config.run.flip_reference) {
+        let difference = "with another run.flip_reference";
+        return Ok(Some(format!("{difference}; remove it or name another --out")));
+    }
+    Ok((!is_same(&found.data.path, &config.data.path)).then(|| {
         format!(
             "on {}; remove it or name another --out, or, if the data were moved, change data.path \
              in its config.toml",
@@ -191,7 +200,6 @@ fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<Strin
 fn trained(
     path: &Path,
     config: Config,
-    examples: Examples,
     pretrained: &Pretrained,
     signals: Signals,
 ) -> Result<Scores, Failure> {
@@ -199,6 +207,8 @@ fn trained(
         let run = if is_run(path) {
             Run::resume(path, &Resume::default())?
         } else {
+            let examples = open(&config, &pretrained.tokenizer)?;
+            note_examples(&config, &examples);
             let given = Given { weights: Some(pretrained.weights()), ..Given::default() };
             Run::start(config, examples, given, path)?
         };

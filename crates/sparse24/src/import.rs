@@ -15,6 +15,7 @@ use crate::{
     choice,
     configure::quote,
     failure::{Exit, Failure},
+    finetune::class_list,
     output::{counted, say},
     weights::{Head, Initial, room_for_text},
 };
@@ -67,8 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let finds = task::find(task).is_some_and(|task| task.labels == Labels::Found);
         // Without names, the classes are those of the data, in ascending order.
         if finds && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class)) {
-            let names: Vec<_> = labels.iter().map(|name| quote(name)).collect();
-            settings.push(format!("task.classes=[{}]", names.join(", ")));
+            settings.push(format!("task.classes={}", class_list(&labels)));
         }
         if prediction == Prediction::Span {
             let window = task::WINDOW.min(spec.extents().longest);

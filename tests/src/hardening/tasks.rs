@@ -15,11 +15,19 @@ use sparse24_train::{
 use super::{file, path, refused};
 
 /// Tasks of every kind of label, with a sound file each.
-const SOUND: [(&str, &str, &str, &str); 4] = [
+const SOUND: [(&str, &str, &str, &str); 5] = [
     ("cola", "train.tsv", "dev.tsv", "a\t1\t\tone\nb\t0\t*\ttwo\n"),
     ("rte", "train.tsv", "dev.tsv", "1\tone\ttwo\tentailment\n2\tone\tthree\tnot_entailment\n"),
     ("sts-b", "train.tsv", "dev.tsv", "index\tsentence1\tsentence2\tscore\n0\tone\ttwo\t2.5\n"),
     ("classification", "train.csv", "dev.csv", "text,label\n\"a, b\",x\nc,\"y\"\"\"\n"),
+    (
+        "squad",
+        "train.json",
+        "dev.json",
+        r#"{"data":[{"paragraphs":[{"context":"\u00e9 b c d e f g h i","qas":[
+{"id":"1","question":"who?","answers":[{"text":"b c","answer_start":2}]},
+{"id":"2","question":"x","answers":[{"text":"i","answer_start":16}]}]}]}]}"#,
+    ),
 ];
 
 /// The number of a task, then its training file.
@@ -41,7 +49,7 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
         layout: Layout::Bert,
         classes: Vec::new(),
         max_length: 16,
-        stride: 0,
+        stride: 4,
     };
     let examples = match Examples::open(source, &Tokenizer::Byte) {
         Ok(examples) => examples,
@@ -55,7 +63,8 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
         assert_eq!((batch.tokens.len(), batch.targets.len(), batch.counted), (48, 48, 3));
         assert!(batch.tokens.iter().all(|&id| id <= 256));
     }
-    let outputs = vec![0.5; examples.validation.len() * examples.outputs()];
+    let of_example = if name == "squad" { 16 } else { 1 };
+    let outputs = vec![0.5; examples.validation.len() * of_example * examples.outputs()];
     assert!(examples.judge(&outputs).scores.values().all(|score| score.is_finite()));
     true
 }

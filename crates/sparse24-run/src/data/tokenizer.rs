@@ -177,7 +177,15 @@ impl Tokenizer {
             let is_ours = disk::read_small(path, LARGEST)
                 .is_ok_and(|text| text.windows(OURS.len()).take(99).any(|at| at == OURS));
             if !is_ours {
-                return WordPiece::read(path).map(Self::WordPiece);
+                let tokenizer = WordPiece::read(path).map(Self::WordPiece)?;
+                let size = tokenizer.json().len() as u64;
+                if size > LARGEST {
+                    let problem = format!(
+                        "takes {size} bytes as one of sparse24, expected at most {LARGEST}"
+                    );
+                    return Err(Error::file(path, problem));
+                }
+                return Ok(tokenizer);
             }
         }
         Self::load(path)
@@ -415,9 +423,13 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Io`].
     pub fn save(&self, path: &Path) -> Result<(), Error> {
+        disk::write_atomically(path, &self.json())
+    }
+
+    fn json(&self) -> Vec<u8> {
         let mut json = serde_json::to_vec_pretty(self).expect("a tokenizer is plain JSON");
         json.push(b'\n');
-        disk::write_atomically(path, &json)
+        json
     }
 
     /// Reads what [`Tokenizer::save`] wrote.

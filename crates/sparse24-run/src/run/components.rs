@@ -270,7 +270,12 @@ pub(super) fn data_of(run: &Path, config: &Config) -> Result<RunData, Error> {
     // It only saves time, so a damaged one is as good as none.
     let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
     let scan = scan.and_then(|text| serde_json::from_slice(&text).ok());
-    RunData::open(config, || Tokenizer::load(&run.join(TOKENIZER)), scan)
+    let tokenizer = || {
+        Tokenizer::load(&run.join(TOKENIZER)).map_err(|error| {
+            error.expecting("the tokenizer of the model that it started from; copy it from there")
+        })
+    };
+    RunData::open(config, tokenizer, scan)
 }
 
 /// Keeps the scan of the data of a run.

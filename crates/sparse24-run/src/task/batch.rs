@@ -197,6 +197,10 @@ mod tests {
             ("a\t1\t\tone\nb\t1\n", "line 2: has 2 columns, the first line has 4"),
             ("a\t1\t\tone\nb\t1\t\t\n", "line 2: has no sentence"),
             ("a\t1\t\tone\nb\t\t\ttwo\n", "line 2: has no label"),
+            (
+                &format!("a\t1\t\t{}\n", "x".repeat(1_048_577)),
+                "line 1: has a text of 1048577 bytes",
+            ),
         ] {
             let error = examples(Layout::Bert, [train, DEV]).unwrap_err().to_string();
             assert!(error.contains(expected), "{train:?}: {error}");

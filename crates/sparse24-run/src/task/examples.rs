@@ -295,7 +295,8 @@ impl Rules<'_> {
         if first.is_empty() {
             return Err(refuse("has a sentence without tokens".to_owned()));
         }
-        let mut tokens = Vec::with_capacity(self.longest);
+        let second_length = second.as_ref().map_or(0, Vec::len);
+        let mut tokens = Vec::with_capacity(specials + first.len() + second_length);
         let separator = match self.layout {
             // The pair is one text.
             Layout::Gpt2 => None,

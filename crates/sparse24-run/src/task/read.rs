@@ -24,6 +24,8 @@ pub(super) struct File {
 
 /// Largest file.
 pub(super) const MOST: u64 = 1 << 30;
+/// Bytes of the longest text in it.
+pub(super) const LONGEST: usize = 1 << 20;
 
 /// The training file and the validation files of a task, read one by one.
 pub(super) fn splits<T>(
@@ -102,6 +104,16 @@ pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
             label: cell(columns.label),
             line,
         };
+        for text in [Some(&row.first), row.second.as_ref(), Some(&row.label)].into_iter().flatten()
+        {
+            if text.len() > LONGEST {
+                let length = text.len();
+                return Err(refuse(
+                    line,
+                    format!("has a text of {length} bytes, expected at most {LONGEST}"),
+                ));
+            }
+        }
         for (what, text) in [("sentence", &row.first), ("label", &row.label)] {
             if text.is_empty() {
                 return Err(refuse(line, format!("has no {what}")));

@@ -20,6 +20,8 @@ pub const LONGEST_QUESTION: usize = 64;
 const LONGEST_ANSWER: usize = 30;
 /// First and last tokens that are considered, by logit.
 const BEST: usize = 20;
+/// Most windows of a split. A context that many questions share has far more windows than bytes.
+const MOST_WINDOWS: usize = 1 << 24;
 
 /// The questions of a split.
 #[derive(Debug, Clone)]
@@ -47,7 +49,7 @@ struct Paragraph {
     context: String,
     tokens: Vec<u32>,
     /// The bytes of each token.
-    ranges: Vec<Range<usize>>,
+    ranges: Vec<Range<u32>>,
 }
 
 #[derive(Debug, Clone)]
@@ -97,6 +99,14 @@ impl Spans {
         for question in &questions {
             let windows = rules.windows(question, &paragraphs[question.paragraph]);
             before.push(before[before.len() - 1] + windows);
+        }
+        let windows = before[questions.len()];
+        if windows > MOST_WINDOWS {
+            let problem = format!(
+                "makes {windows} windows, expected at most {MOST_WINDOWS}; raise task.stride or \
+                 task.max_length"
+            );
+            return Err(Error::file(path, problem));
         }
         Ok(Self { rules, paragraphs, questions, before })
     }
@@ -252,7 +262,9 @@ impl Rules {
         tokenizer: &Tokenizer,
     ) -> Result<(Paragraph, Vec<Question>), Error> {
         let squad::Paragraph { place, context, questions } = paragraph;
-        let refuse = |at: String, error: &Error| Error::file(path, format!("{place}{at}: {error}"));
+        let refuse = |at: String, error: &Error| {
+            Error::file(path, format!("{}{at}: {error}", squad::place_of(place)))
+        };
         let encoded = tokenizer.encode_with_ranges(&context);
         let (tokens, ranges) = encoded.map_err(|error| refuse(".context".to_owned(), &error))?;
         let held = |answer: &Range<usize>| {
@@ -273,6 +285,7 @@ impl Rules {
             Ok(Question { id, paragraph: number, tokens, answers, target, was_cut })
         });
         let questions = questions.collect::<Result<_, Error>>()?;
+        let ranges = ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
         Ok((Paragraph { context, tokens, ranges }, questions))
     }
 
@@ -301,8 +314,8 @@ impl Paragraph {
     fn text(&self, tokens: Range<usize>) -> &str {
         let (first, last) = (&self.ranges[tokens.start], &self.ranges[tokens.end - 1]);
         let is_boundary = |&at: &usize| self.context.is_char_boundary(at);
-        let start = (0..=first.start).rev().find(is_boundary).unwrap_or(0);
-        let end = (last.end..).find(is_boundary).unwrap_or(self.context.len());
+        let start = (0..=first.start as usize).rev().find(is_boundary).unwrap_or(0);
+        let end = (last.end as usize..).find(is_boundary).unwrap_or(self.context.len());
         self.context[start..end].trim()
     }
 }
@@ -352,6 +365,15 @@ mod tests {
         let questions =
             [question("w", "Who?", "Ada"), question("r", &"r".repeat(70), "\u{c9}mile")];
         let paragraph = serde_json::json!({"context": CONTEXT, "qas": questions});
+        read(&paragraph, layout, max_length, stride)
+    }
+
+    fn read(
+        paragraph: &serde_json::Value,
+        layout: Layout,
+        max_length: usize,
+        stride: usize,
+    ) -> Result<Spans, Error> {
         let file = tempfile::NamedTempFile::new().unwrap();
         let data = serde_json::json!({"data": [{"paragraphs": [paragraph]}]});
         fs::write(file.path(), data.to_string()).unwrap();
@@ -400,6 +422,15 @@ mod tests {
         }
         let error = spans(Layout::Bert, 3, 1).unwrap_err().to_string();
         assert!(error.contains("task.max_length: 3 tokens hold no token"), "{error}");
+        // A megabyte asks for the memory of seventeen million examples.
+        let question = |id: u32| {
+            let answers = [serde_json::json!({"text": "a", "answer_start": 0})];
+            serde_json::json!({"id": id.to_string(), "question": "?", "answers": answers})
+        };
+        let questions: Vec<_> = (0..17).map(question).collect();
+        let paragraph = serde_json::json!({"context": "a".repeat(1 << 20), "qas": questions});
+        let error = read(&paragraph, Layout::Gpt2, 9, 1).unwrap_err().to_string();
+        assert!(error.contains("makes 17825673 windows, expected at most 16777216"), "{error}");
     }
 
     #[test]

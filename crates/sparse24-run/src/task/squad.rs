@@ -16,13 +16,14 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
+use super::read::{LONGEST, MOST};
 use crate::{Error, disk};
 
 /// A text, and the questions about it.
 #[derive(Debug)]
 pub(super) struct Paragraph {
-    /// Its place in the file, for messages.
-    pub(super) place: String,
+    /// Its place in the file, for messages: the number of its article, and its own.
+    pub(super) place: [usize; 2],
     pub(super) context: String,
     pub(super) questions: Vec<Question>,
 }
@@ -41,23 +42,25 @@ pub(super) struct Question {
 /// # Errors
 /// [`Error::File`] naming the place in the file; [`Error::Io`].
 pub(super) fn read(path: &Path) -> Result<Vec<Paragraph>, Error> {
-    let bytes = disk::read_small(path, super::read::MOST)?;
+    let bytes = disk::read_small(path, MOST)?;
     let document: Document<'_> = serde_json::from_slice(&bytes)
         .map_err(|error| Error::file(path, format!("is not a file like SQuAD's: {error}")))?;
     let mut ids = HashSet::new();
     let mut read = Vec::new();
     for (i, article) in document.data.0.iter().enumerate() {
         for (j, paragraph) in article.paragraphs.0.iter().enumerate() {
-            let place = format!("data[{i}].paragraphs[{j}]");
             let refuse = |(at, problem): (String, String)| {
-                Error::file(path, format!("{place}{at}: {problem}"))
+                Error::file(path, format!("{}{at}: {problem}", place_of([i, j])))
             };
-            read.push(paragraph.check(&place, &mut ids).map_err(refuse)?);
+            // One without questions is of no use.
+            if !paragraph.qas.0.is_empty() {
+                read.push(paragraph.check([i, j], &mut ids).map_err(refuse)?);
+            }
         }
     }
-    match read.iter().any(|paragraph| !paragraph.questions.is_empty()) {
-        true => Ok(read),
-        false => Err(Error::file(path, "holds no question")),
+    match read.is_empty() {
+        false => Ok(read),
+        true => Err(Error::file(path, "holds no question")),
     }
 }
 
@@ -99,19 +102,32 @@ struct Answer<'a> {
     answer_start: usize,
 }
 
+/// A place in words.
+pub(super) fn place_of([article, paragraph]: [usize; 2]) -> String {
+    format!("data[{article}].paragraphs[{paragraph}]")
+}
+
 impl<'a> InFile<'a> {
     /// Turns code points into bytes. Fails with a place below the paragraph, and the problem.
     fn check<'s>(
         &'s self,
-        place: &str,
+        place: [usize; 2],
         ids: &mut HashSet<&'s str>,
     ) -> Result<Paragraph, (String, String)> {
+        if self.context.len() > LONGEST {
+            let length = self.context.len();
+            let problem = format!("has {length} bytes, expected at most {LONGEST}");
+            return Err((".context".to_owned(), problem));
+        }
         let places = Places::of(&self.context);
         let mut questions = Vec::with_capacity(self.qas.0.len());
         for (i, Asked { id, question, answers }) in self.qas.0.iter().enumerate() {
             let refuse = |problem: String| (format!(".qas[{i}]"), problem);
             if !ids.insert(id) {
                 return Err(refuse(format!("has the id {id:?} of an earlier question")));
+            }
+            if question.len() > LONGEST {
+                return Err(refuse(format!("has a question of more than {LONGEST} bytes")));
             }
             if question.trim().is_empty() {
                 return Err(refuse("has no question".to_owned()));
@@ -138,7 +154,7 @@ impl<'a> InFile<'a> {
             let (id, text) = (id.to_string(), question.trim().to_owned());
             questions.push(Question { id, text, answers });
         }
-        Ok(Paragraph { place: place.to_owned(), context: self.context.to_string(), questions })
+        Ok(Paragraph { place, context: self.context.to_string(), questions })
     }
 }
 
@@ -291,6 +307,11 @@ mod tests {
                 asked(question("a", "Zoë", 0).replace(": 0", ": \"0\"")),
                 "data[0].paragraphs[0].qas[0].answers[0]: ",
                 "invalid type: string \"0\"",
+            ),
+            (
+                file(&"x".repeat(1_048_577), &question("a", "x", 0)),
+                "data[0].paragraphs[0].context: ",
+                "has 1048577 bytes, expected at most 1048576",
             ),
             (file("x", ""), "", "holds no question"),
             ("{\"data\": [".to_owned(), "data[0]: ", "EOF"),

@@ -172,6 +172,14 @@ fn a_model_keeps_the_names_of_its_classes() {
     }
     place.exits("import exported unnamed --task classification", 0);
     place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
+    // A configuration that holds these names could not be read again.
+    fs::create_dir(place.path("long")).unwrap();
+    let rows: String = ["a", "b"].map(|label| format!("t,{}\n", label.repeat(40_000))).concat();
+    for name in ["train.csv", "dev.csv"] {
+        place.write(&format!("long/{name}"), format!("text,label\n{rows}"));
+    }
+    place.answer("finetune --task classification --data long --init-from run --epochs 1 --out far");
+    place.answer("eval far");
 }
 
 #[test]
@@ -281,6 +289,7 @@ fn several_tasks_and_seeds_make_a_table() {
         (glue.replace("--data glue", "--data moved"), 3, "seed-3: was fine-tuned on *glue/CoLA"),
         (glue.replace("3,5", "3,5,3"), 2, "seeds: 3 is listed twice"),
         (format!("{glue} --tasks colla"), 2, "--tasks: \"colla\" is not known; did you mean"),
+        (format!("{glue} --tasks cola,cola"), 2, "--tasks: cola is listed twice"),
         (format!("{glue} --tasks rte"), 3, "glue: has no folder rte"),
         (
             glue.replace("--data glue", "--data glue/other"),
@@ -291,4 +300,8 @@ fn several_tasks_and_seeds_make_a_table() {
     ] {
         place.refuses(&line, code, pattern);
     }
+    // A run of others names no file for us to read.
+    let config = "all/cola/seed-3/config.toml";
+    place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");
+    place.refuses(glue, 3, "seed-3: was fine-tuned with another run.flip_reference");
 }

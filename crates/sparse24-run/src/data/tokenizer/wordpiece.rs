@@ -22,7 +22,7 @@ use tokenizers::{
     pre_tokenizers::bert::BertPreTokenizer,
 };
 
-use crate::{Error, disk};
+use crate::{Error, disk, tensors::shards::check_inside};
 
 /// The tokens that stand for no text: padding, a word that cannot be spelled, the starts of a
 /// sequence and of what follows a sentence, and the mask.
@@ -36,6 +36,8 @@ const LEAST_FREQUENT: u64 = 2;
 /// White space at which text can be cut: whatever else Unicode counts as such, cleaning may remove.
 const SPACES: [char; 4] = [' ', '\t', '\n', '\r'];
 
+/// Most pieces; the largest vocabularies have half as many.
+const MOST_PIECES: usize = 1 << 20;
 /// The largest file with a vocabulary; those of 250,000 pieces have 17 MB.
 const LARGEST: u64 = 64 << 20;
 
@@ -76,6 +78,10 @@ impl TryFrom<Vocabulary> for WordPiece {
     type Error = String;
 
     fn try_from(vocabulary: Vocabulary) -> Result<Self, String> {
+        let count = vocabulary.pieces.len();
+        if count > MOST_PIECES {
+            return Err(format!("has {count} pieces, expected at most {MOST_PIECES}"));
+        }
         let mut ids = FxHashMap::default();
         for (id, piece) in (0_u32..).zip(&vocabulary.pieces) {
             if piece.is_empty() {
@@ -116,13 +122,27 @@ impl WordPiece {
         let (mut ids, mut known) = (Vec::with_capacity(text.len() / 4), FxHashMap::default());
         for stretch in text.split(SPACES).filter(|stretch| !stretch.is_empty()) {
             let known = known.entry(stretch);
-            ids.extend_from_slice(known.or_insert_with(|| self.encode_with_ranges(stretch).0));
+            ids.extend_from_slice(known.or_insert_with(|| self.encode_stretch(stretch).0));
         }
         ids
     }
 
     /// The ids of a text, and the bytes of the text that each stands for.
     pub(super) fn encode_with_ranges(&self, text: &str) -> (Vec<u32>, Vec<Range<usize>>) {
+        let (mut ids, mut ranges, mut start) = (Vec::new(), Vec::new(), 0);
+        // The library takes hundreds of bytes for each of a text.
+        for stretch in text.split(SPACES) {
+            if !stretch.is_empty() {
+                let (own, places) = self.encode_stretch(stretch);
+                ids.extend(own);
+                ranges.extend(places.iter().map(|place| start + place.start..start + place.end));
+            }
+            start += stretch.len() + 1;
+        }
+        (ids, ranges)
+    }
+
+    fn encode_stretch(&self, text: &str) -> (Vec<u32>, Vec<Range<usize>>) {
         let mut words = split(&self.0.vocabulary, text);
         words.tokenize(|word| self.0.model.tokenize(word.get())).expect("[UNK] is in it");
         let encoding = words.into_encoding(None, 0, OffsetType::Byte).expect("all have tokens");
@@ -223,6 +243,9 @@ impl WordPiece {
             let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
             let pieces = text.lines().map(|line| line.trim_end().to_owned()).collect();
             let beside = disk::parent(path).join("tokenizer_config.json");
+            if beside.is_symlink() {
+                check_inside(&beside)?;
+            }
             let config: Value = match disk::read_small(&beside, LARGEST) {
                 Ok(bytes) => serde_json::from_slice(&bytes)
                     .map_err(|e| Error::file(&beside, e.to_string()))?,
@@ -377,6 +400,24 @@ mod tests {
             let error = read(name, text.clone()).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(name), "{text}: {error}");
         }
+        let many: Vec<String> = (0..=MOST_PIECES).map(|piece| piece.to_string()).collect();
+        let error = read("vocab.txt", many.join("\n")).unwrap_err().to_string();
+        assert!(error.contains("has 1048577 pieces, expected at most 1048576"), "{error}");
+        // One long piece: our own file would be larger than what is read again.
+        let long = folder.path().join("vocab.txt");
+        fs::write(&long, lines(&"x".repeat(14 << 20))).unwrap();
+        let error = super::super::Tokenizer::read(&long).unwrap_err().to_string();
+        assert!(error.contains("expected at most 13369344"), "{error}");
+        #[cfg(unix)]
+        {
+            fs::write(&long, lines("a")).unwrap();
+            let outside = tempfile::NamedTempFile::new().unwrap();
+            let beside = folder.path().join("tokenizer_config.json");
+            std::os::unix::fs::symlink(outside.path(), &beside).unwrap();
+            let error = WordPiece::read(&long).unwrap_err().to_string();
+            assert!(error.contains("tokenizer_config.json: is a link out of its"), "{error}");
+            fs::remove_file(beside).unwrap();
+        }
         good["model"]["vocab"]["A"] = 7.into();
         let error = read("a.json", good.to_string()).unwrap_err().to_string();
         assert!(error.contains("\"A\": expected an id below 6, found 7"), "{error}");
@@ -388,8 +429,9 @@ mod tests {
             text in "([ \n\t\u{85}\u{a0}\u{b}]|un|AFFable|,|é|e\u{301}|漢|\u{0}|\u{ad}|\\PC){0,30}"
         ) {
             let tokenizer = small();
-            let (ids, ranges) = tokenizer.encode_with_ranges(&text);
-            prop_assert_eq!(tokenizer.encode(&text), ids);
+            let (ids, ranges) = tokenizer.encode_stretch(&text);
+            prop_assert_eq!(&tokenizer.encode(&text), &ids);
+            prop_assert_eq!(tokenizer.encode_with_ranges(&text), (ids, ranges.clone()));
             prop_assert!(ranges.iter().all(|range| text.get(range.clone()).is_some()));
         }
     }
