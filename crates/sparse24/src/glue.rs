@@ -181,7 +181,8 @@ fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<Strin
         return Ok(Some(format!("{difference}; remove it or name another --out")));
     }
     let is_same = |found: &str, wanted: &str| {
-        found == wanted || std::path::absolute(wanted).is_ok_and(|wanted| Path::new(found) == wanted)
+        found == wanted
+            || std::path::absolute(wanted).is_ok_and(|wanted| Path::new(found) == wanted)
     };
     if !is_same(&found.run.flip_reference, &config.run.flip_reference) {
         let difference = "with another run.flip_reference";

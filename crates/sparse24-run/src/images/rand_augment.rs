@@ -91,7 +91,7 @@ impl Operation {
                 let angle = -(30.0 * share).to_radians();
                 let (sin, cos) = (libm::sin(angle), libm::cos(angle));
                 let (x, y) = (w / 2.0, h / 2.0);
-                // In Pillow's order: a center that is off by a rounding error is cut to another value.
+                // In Pillow's order: a rounding error at the center would be cut to another value.
                 let shift = [-(cos * x) - sin * y + x, sin * x - cos * y + y];
                 transform(&image, [[cos, sin, shift[0]], [-sin, cos, shift[1]]])
             }
