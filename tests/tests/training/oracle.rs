@@ -3,9 +3,7 @@
 //! Nothing here comes from the code under test, apart from plain descriptions (shapes, settings)
 //! and the Philox block function, whose known answers core checks.
 
-mod bert;
-mod crammed_bert;
 pub(super) mod fst;
-mod gpt2;
+mod models;
 pub(super) mod pass;
 mod sequence;

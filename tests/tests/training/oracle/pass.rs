@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{bert, crammed_bert, gpt2};
+use super::models;
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -58,59 +58,22 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     /// The sum of the targets' losses.
     pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
-        match self.spec {
-            ModelSpec::Gpt2(spec) => gpt2::loss(self, spec, batch),
-            ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
-            ModelSpec::CrammedBert(spec) => crammed_bert::loss(self, spec, batch),
-            other => panic!("the oracle has no {other:?}"),
-        }
+        models::loss(self, batch)
     }
 
     /// The sum of the targets' losses; the gradients of `scale` times it are added to `gradients`.
     pub(crate) fn train(&mut self, batch: &Batch, scale: f64, gradients: &mut Tensors) -> f64 {
-        match self.spec {
-            ModelSpec::Gpt2(spec) => gpt2::train(self, spec, batch, scale, gradients),
-            ModelSpec::Bert(spec) => bert::train(self, spec, batch, scale, gradients),
-            ModelSpec::CrammedBert(spec) => {
-                crammed_bert::train(self, spec, batch, scale, gradients)
-            }
-            other => panic!("the oracle has no {other:?}"),
-        }
-    }
-
-    /// token[tokens] + position[positions].
-    pub(super) fn embed(&mut self, [token, position]: [&str; 2], tokens: &[u32]) -> Matrix {
-        let [token, position] = [token, position].map(|name| &self.weights[name]);
-        let length = self.batch.sequence_length;
-        Matrix::from_shape_fn((tokens.len(), token.ncols()), |(i, j)| {
-            let value = token[[tokens[i] as usize, j]] + position[[i % length, j]];
-            self.arithmetic.rounded(value, 1.0, value)
-        })
-    }
-
-    /// The gradients of the two tables, from those of the rows.
-    pub(super) fn embed_backward(
-        &mut self,
-        names: [&str; 2],
-        tokens: &[u32],
-        dx: &Matrix,
-    ) -> [Matrix; 2] {
-        let length = self.batch.sequence_length;
-        let [words, positions] = names.map(|name| self.weights[name].nrows());
-        [
-            self.table_backward(words, |i| tokens[i] as usize, dx),
-            self.table_backward(positions, |i| i % length, dx),
-        ]
+        models::train(self, batch, scale, gradients)
     }
 
     /// The gradient of a table, row `row_of(i)` of which is added to row i of x.
     pub(super) fn table_backward(
         &mut self,
-        rows: usize,
+        name: &str,
         row_of: impl Fn(usize) -> usize,
         dx: &Matrix,
     ) -> Matrix {
-        Matrix::from_shape_fn((rows, dx.ncols()), |(row, j)| {
+        Matrix::from_shape_fn((self.weights[name].nrows(), dx.ncols()), |(row, j)| {
             let mine = (0..dx.nrows()).filter(|&i| row_of(i) == row);
             self.arithmetic.sum(mine.map(|i| dx[[i, j]]))
         })
