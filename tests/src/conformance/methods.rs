@@ -1,19 +1,17 @@
 //! Two steps of every method on a tiny model of each architecture, and with every optimizer: masks
 //! of core, finite updates everywhere, the same bits again, and as much memory as was estimated.
 
-use std::num::NonZeroU32;
-
 use ndarray::ArrayView2;
 use sparse24_core::{op::Activation, search::mask_search};
 use sparse24_train::{
     backend::{BACKENDS, Region, op::HeadLoss},
     estimate::estimate,
     method::{PRESETS, Preset},
-    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias, NoWeightDecay},
+    model::{Gpt2Spec, ModelSpec, Sparsify},
+    nn::{BatchShape, Bias},
     objective::{Batch, DataError, Objective},
     optim::{Adam, Optimizer, UpdateRule},
-    schedule::{Decay, GradientAccumulation, Schedule},
+    schedule::Schedule,
     trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
 
@@ -49,29 +47,14 @@ fn models() -> [ModelSpec; 3] {
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
+    let tiny = crate::recipe(preset.method(LAMBDA));
     Recipe {
         model: model.clone(),
-        method: preset.method(LAMBDA),
-        steps: 12,
         batch: BatchShape { size: 4, sequence_length: 8 },
-        checkpointing: ActivationCheckpointing::None,
-        gradient_accumulation: GradientAccumulation::constant(
-            NonZeroU32::new(2).expect("not zero"),
-        ),
         dropout: 0.125,
         optimizer: Optimizer { rule, clip: 1.0 },
-        weight_decay: 0.1,
-        no_weight_decay: NoWeightDecay::Vectors,
-        schedule: Schedule {
-            peak: 1e-3,
-            floor: 1e-4,
-            warmup_start: 0.0,
-            warmup_steps: 0,
-            decay_steps: 12,
-            decay: Decay::Cosine,
-            cooldown_steps: 4,
-        },
-        seed: 3,
+        schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup_steps: 0, ..tiny.schedule },
+        ..tiny
     }
 }
 

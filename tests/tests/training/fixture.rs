@@ -4,26 +4,22 @@ use std::{mem, num::NonZeroU32};
 
 use sparse24_core::{
     MaskKind,
-    op::Activation,
     phase::{Fraction, Refresh},
 };
 use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
-    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
-    nn::{BatchShape, Bias, NoWeightDecay, Prediction},
+    model::{Gpt2Spec, ModelSpec},
+    nn::{BatchShape, Prediction},
     objective::{Batch, DataError, Evaluation, Objective},
-    optim::{Adam, AdamVariant, Optimizer, UpdateRule},
-    schedule::{Decay, GradientAccumulation, Schedule},
+    optim::AdamVariant,
     trainer::{ParameterState, Recipe, Trainer},
 };
 
 pub(crate) use super::oracle::fst::gpt2;
 use super::oracle::pass::parameters;
-
-/// Optimizer steps of a tiny run; ten of them are sparse.
-pub(crate) const STEPS: u32 = 12;
+pub(crate) use sparse24_tests::{STEPS, recipe};
 
 /// floor(5 * STEPS / 6).
 pub(crate) const SWITCH: u32 = 10;
@@ -58,51 +54,6 @@ pub(crate) fn phase(
         forward,
         dgrad,
         wgrad,
-    }
-}
-
-/// Two layers of width 8; two micro-batches of 21 tokens, not a multiple of four; one position is
-/// never used.
-///
-/// Adam's epsilon is of the size of the gradients, so that a step is a smooth function of them.
-pub(crate) fn recipe(method: Method) -> Recipe {
-    Recipe {
-        model: ModelSpec::Gpt2(Gpt2Spec {
-            layers: 2,
-            heads: 2,
-            d_model: 8,
-            d_ff: 16,
-            sequence_length: 8,
-            vocabulary: 11,
-            activation: Activation::Gelu,
-            bias: Bias::Present,
-            sparsify: Sparsify::Ffn,
-            prediction: None,
-        }),
-        method,
-        steps: STEPS,
-        batch: BatchShape { size: 3, sequence_length: 7 },
-        checkpointing: ActivationCheckpointing::None,
-        gradient_accumulation: GradientAccumulation::constant(
-            NonZeroU32::new(2).expect("not zero"),
-        ),
-        dropout: 0.0,
-        optimizer: Optimizer {
-            rule: UpdateRule::AdamW(Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-3 }),
-            clip: 0.5,
-        },
-        weight_decay: 0.1,
-        no_weight_decay: NoWeightDecay::Vectors,
-        schedule: Schedule {
-            peak: 3e-2,
-            floor: 3e-3,
-            warmup_start: 0.0,
-            warmup_steps: 3,
-            decay_steps: STEPS,
-            decay: Decay::Cosine,
-            cooldown_steps: 4,
-        },
-        seed: 5,
     }
 }
 

@@ -14,7 +14,7 @@ use sparse24_train::{
     nn::BatchShape,
     objective::{Batch, DataError, Objective},
     optim::AdamVariant,
-    schedule::{Decay, GradientAccumulation, Schedule},
+    schedule::GradientAccumulation,
     trainer::{FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
 };
 
@@ -317,38 +317,6 @@ fn initial_weights_are_those_documented() {
         }
         assert!(state.first_moment.iter().chain(&state.second_moment).all(|&x| x == 0.0));
     }
-}
-
-#[test]
-fn the_learning_rate_rises_and_falls() {
-    let schedule = Schedule {
-        peak: 1.0,
-        floor: 0.1,
-        warmup_start: 0.0,
-        warmup_steps: 4,
-        decay_steps: 24,
-        decay: Decay::Cosine,
-        cooldown_steps: 1,
-    };
-    for (decay, cooldown_steps, middle) in [
-        (Decay::Cosine, 1, 0.55),
-        (Decay::Linear, 1, 0.55),
-        (Decay::Wsd, 5, 1.0),
-        (Decay::Wsd, 20, 0.55),
-    ] {
-        let schedule = Schedule { decay, cooldown_steps, ..schedule };
-        let rates = [1, 4, 5, 15, 25, 26, 1000].map(|step| schedule.learning_rate(step, 0.0));
-        assert_eq!(rates, [0.2, 0.8, 1.0, middle, 0.1, 0.1, 0.1], "{decay:?}");
-    }
-    let schedule = Schedule { floor: 0.0, decay: Decay::InverseSqrt, ..schedule };
-    let rates = [1, 4, 5, 17, 65].map(|step| schedule.learning_rate(step, 0.0));
-    assert_eq!(rates, [0.2, 0.8, 1.0, 0.5, 0.25]);
-    let rates = [1, 3, 5, 17]
-        .map(|step| Schedule { warmup_start: 0.5, ..schedule }.learning_rate(step, 0.0));
-    assert_eq!(rates, [0.5, 0.75, 1.0, 0.5]);
-    let schedule = Schedule { decay: Decay::Triangle, warmup_steps: 0, ..schedule };
-    let rates = [0.0, 0.25, 0.75, 0.875, 1.0].map(|x| schedule.learning_rate(99, x));
-    assert_eq!(rates, [0.25, 0.5, 1.0, 0.5, 0.0]);
 }
 
 /// The schedule of `bert-crammed`: 38,049 steps of 1 to 32 micro-batches, with M = 300,005 by its

@@ -332,8 +332,7 @@ fn optimizers_and_growing_batches_as_in_f64() {
     let [first, last] = [1, 3].map(|count| NonZeroU32::new(count).expect("not zero"));
     recipe.gradient_accumulation = GradientAccumulation { first, last, steps: STEPS };
     let checked = check(&decaying(recipe, Decay::Triangle), FST);
-    let clipped = Rules { without: Some(Part::Clipping), ..FST };
-    assert_shows(&checked, clipped, 1, "m of wte.weight");
+    assert_shows(&checked, without(Part::Clipping), 1, "m of wte.weight");
 }
 
 /// The first weight that masked decay reaches.
@@ -358,7 +357,10 @@ fn row_wise_masks_with_decay_on_weights_as_in_f64() {
 
 #[test]
 fn ste_and_sr_ste_as_in_f64() {
-    check(&decaying(preset("ste-row-wise", 0.0), Decay::Linear), ROW_WISE);
+    let mut recipe = decaying(preset("ste-row-wise", 0.0), Decay::Linear);
+    // The last two steps are at the floor.
+    recipe.schedule.decay_steps = STEPS - 3;
+    check(&recipe, ROW_WISE);
     let rules = Rules { decay: FST.decay, ..ROW_WISE };
     let checked = check(&decaying(preset("sr-ste", LAMBDA), Decay::Wsd), rules);
     assert_shows(&checked, Rules { dgrad: Dgrad::Dense, ..rules }, 1, "norm");
@@ -422,19 +424,29 @@ fn crammed_bert_as_in_f64() {
     let recipe = fixture::crammed_bert(recipe);
     check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
     let checked = check(&recipe, FST);
-    let others = [
-        (Part::Mask, 1, "loss"),
-        (Part::Mvue, 1, "norm"),
-        (Part::Decay, 1, "m of layers.0.ffn.dense_in.weight"),
-        (Part::Refresh, 4, "validation loss"),
-        (Part::Switch, 11, "loss"),
-        (Part::Clipping, 1, "m of embedding.word_embedding.weight"),
-        (Part::WeightDecay, 1, "w of embedding.word_embedding.weight"),
-        (Part::Dropout, 1, "loss"),
-    ];
-    for (part, step, quantity) in others {
-        assert_shows(&checked, Rules { without: Some(part), ..FST }, step, quantity);
+    let names = ["layers.0.ffn.dense_in.weight", "embedding.word_embedding.weight"];
+    for (part, step, quantity) in parts(names) {
+        assert_shows(&checked, without(part), step, &quantity);
     }
+}
+
+fn without(part: Part) -> Rules {
+    Rules { without: Some(part), ..FST }
+}
+
+/// Every part, with the step and the quantity in which it first acts, given the first weight that
+/// masked decay reaches and the first of all.
+fn parts([decayed, first]: [&str; 2]) -> [(Part, usize, String); 8] {
+    [
+        (Part::Mask, 1, "loss".to_owned()),
+        (Part::Mvue, 1, "norm".to_owned()),
+        (Part::Decay, 1, format!("m of {decayed}")),
+        (Part::Refresh, 4, "validation loss".to_owned()),
+        (Part::Switch, 11, "loss".to_owned()),
+        (Part::Clipping, 1, format!("m of {first}")),
+        (Part::WeightDecay, 1, format!("w of {first}")),
+        (Part::Dropout, 1, "loss".to_owned()),
+    ]
 }
 
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
@@ -483,24 +495,18 @@ fn every_part_of_the_method_shows() {
     let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
     recipe.dropout = 0.25;
     let checked = check(&recipe, FST);
-    let without = |part| Rules { without: Some(part), ..FST };
     let others = [
-        (without(Part::Mask), 1, "loss"),
-        (without(Part::Mvue), 1, "norm"),
-        (without(Part::Decay), 1, DECAYED),
-        (without(Part::Refresh), 4, "validation loss"),
-        (without(Part::Switch), 11, "loss"),
-        (without(Part::Clipping), 1, "m of wte.weight"),
-        (without(Part::WeightDecay), 1, "w of wte.weight"),
-        (without(Part::Dropout), 1, "loss"),
         (Rules { dgrad: Dgrad::Dense, ..FST }, 1, "norm"),
         (Rules { pattern: Pattern::RowWise, ..FST }, 1, "loss"),
         (Rules { sample: Sample::Approximate, ..FST }, 1, "norm"),
         (Rules { decay: MaskedDecay::OnWeights(LAMBDA), ..FST }, 1, DECAYED),
         (Rules { switch: SWITCH - 1, ..FST }, 10, "loss"),
     ];
-    for (rules, step, quantity) in others {
-        let ratio = assert_shows(&checked, rules, step, quantity);
+    let others = others.map(|(rules, step, quantity)| (rules, step, quantity.to_owned()));
+    let parts = parts(["h.0.mlp.c_fc.weight", "wte.weight"])
+        .map(|(part, step, quantity)| (without(part), step, quantity));
+    for (rules, step, quantity) in others.into_iter().chain(parts) {
+        let ratio = assert_shows(&checked, rules, step, &quantity);
         assert!(ratio >= 100.0, "{rules:?}: only {ratio} bounds away");
     }
 }
