@@ -61,39 +61,60 @@ pub(super) fn split(file: &[u8]) -> (&str, &[u8]) {
     (str::from_utf8(header).expect("JSON"), data)
 }
 
-/// Files that no reader may trust, whatever it looks for.
+/// Headers that no reader may trust, whatever it looks for, each over 64 bytes of data; with facts
+/// that an error names, separated by `*`, if any reader of tensors refuses them.
+#[must_use]
+pub fn headers() -> Vec<(String, &'static str)> {
+    let entry = |name: &str, shape: &str, from: &str, to: &str| {
+        let offsets = format!("\"data_offsets\":[{from},{to}]");
+        format!(r#""{name}":{{"dtype":"F32","shape":{shape},{offsets}}}"#)
+    };
+    let one = |shape: &str, from: &str, to: &str| format!("{{{}}}", entry("w", shape, from, to));
+    let two = |name: &str, from: &str, to: &str| {
+        let [first, second] = [entry("w", "[4,2]", "0", "32"), entry(name, "[4,2]", from, to)];
+        format!("{{{first},{second}}}")
+    };
+    let long = "n".repeat(5000);
+    vec![
+        (one("[4,4]", "0", "64").replace("data_", ""), "tensor `w`*missing field `data_offsets`"),
+        (one("[4,4]", "64", "0"), "tensor `w` starts at offset"),
+        (one("[4,4]", "8", "72"), "tensor `w` starts at offset"),
+        (one("[4,4]", "18446744073709551552", "18446744073709551615"), "tensor `w` starts"),
+        (one("[4,4]", "0", "18446744073709551615"), "`w`*[4, 4]*64"),
+        (one("[4,4]", "0", "18446744073709551616"), "`w`"),
+        (one("[4,8]", "0", "128"), "tensor `w` ends at offset"),
+        (one("[4,3]", "0", "48"), "tensors end at offset 48, the data at 64"),
+        (one("[4,5]", "0", "64").replace("\"w\"", &format!("\"{long}\"")), "5000*4096"),
+        (one("[4,5]", "0", "64"), "tensor `w` F32 [4, 5] takes 80 bytes"),
+        (one("[4294967296,4294967296,4]", "0", "64"), "tensor `w` cannot have the shape"),
+        (one("[9223372036854775808,4]", "0", "64"), "`w`*9223372036854775808"),
+        (one("[18446744073709551615,0]", "0", "0"), ""),
+        (one(&format!("[{}1]", "1,".repeat(100)), "0", "4"), ""),
+        (one(&format!("[{}1]", "1,".repeat(3000)), "0", "4"), "tensor `w`: an entry of"),
+        (two("b", "16", "48"), "tensor `b` starts at offset"),
+        (two("b", "32", "64"), ""),
+        (two("b", "40", "72"), "tensor `b` starts at offset"),
+        (two("w", "32", "64"), "names the tensor `w` twice"),
+        ("{\"__metadata__\":7,\"__metadata__\":{\"a\":[]}}".to_owned(), ""),
+        ("{\"__metadata__\":{\"a\":1}}".to_owned(), "`__metadata__` expects strings*integer `1`"),
+        (r#"{"w":["F32",[4,4],[0,64]]}"#.to_owned(), "`w`"),
+        (r#"{"\u001b[2J":0}"#.to_owned(), "\\u{1b}[2J*control characters"),
+        (r#"{"w":{"dtype":"F32","dtype":"F16"}}"#.to_owned(), "`w`*`dtype`"),
+    ]
+}
+
+/// Files that no reader may trust.
 pub(super) fn attacks() -> Vec<Vec<u8>> {
-    let one = |shape: &str, offsets: &str| {
-        format!(r#"{{"w":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
-    };
-    let two = |second: &str, begin: u64, end: u64| {
-        let entry = format!(r#"{{"dtype":"F32","shape":[4,2],"data_offsets":[{begin},{end}]}}"#);
-        one("[4,2]", "[0,32]").replace("}}", &format!("}},\"{second}\":{entry}}}"))
-    };
-    let sound = one("[4,4]", "[0,64]");
+    let sound = r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#;
     let length = sound.len() as u64;
     let mut seeds = vec![Vec::new(), vec![0; 7], vec![0; 8], vec![0xff; 64]];
     for length in [0, 1, length - 1, length + 1, 1 << 24, 1 << 63, u64::MAX, u64::MAX - 7] {
-        let mut bytes = file(&sound, &[0; 64]);
+        let mut bytes = file(sound, &[0; 64]);
         bytes[..8].copy_from_slice(&length.to_le_bytes());
         seeds.push(bytes);
     }
-    let headers = [
-        one("[4,4]", "[64,0]"),
-        one("[4,4]", "[8,72]"),
-        one("[4,4]", "[18446744073709551552,18446744073709551615]"),
-        one("[4294967296,4294967296,4]", "[0,64]"),
-        one("[18446744073709551615,0]", "[0,0]"),
-        one(&format!("[{}1]", "1,".repeat(100)), "[0,4]"),
-        one("[4,5]", "[0,64]").replace('w', &"n".repeat(5000)),
-        two("b", 16, 48),
-        two("b", 32, 64),
-        two("b", 40, 72),
-        two("w", 32, 64),
-        "{\"__metadata__\":7,\"__metadata__\":{\"a\":[]}}".to_owned(),
-    ];
-    seeds.extend(headers.iter().map(|header| file(header, &[0; 64])));
-    let mut invalid = file(&sound, &[0; 64]);
+    seeds.extend(headers().iter().map(|(header, _)| file(header, &[0; 64])));
+    let mut invalid = file(sound, &[0; 64]);
     invalid[10] = 0xff;
     seeds.push(invalid);
     seeds

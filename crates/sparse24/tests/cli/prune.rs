@@ -170,11 +170,13 @@ fn unusable_files_and_arguments_are_refused() {
     let place = place();
     let whole = fs::read(place.path("in")).unwrap();
     place.write("cut", &whole[..whole.len() - 1]);
+    place.write("nothing", b"\x02\0\0\0\0\0\0\0{}");
     fs::create_dir(place.path("folder")).unwrap();
     for (line, code, pattern) in [
         ("verify nowhere", 3, "nowhere: *does not exist"),
         ("verify cut", 3, "cut: *tensor `"),
-        ("verify in --include wte", 3, "in: *transposable"),
+        ("verify in --include wte", 3, "in: holds no tensor*transposable*of 5, the first is `"),
+        ("verify nothing", 3, "nothing: holds no tensor*it has no tensors"),
         ("prune folder out --mask row", 3, "folder: holds no \"model.safetensors\""),
         ("prune cut out --mask row", 3, "cut: *tensor `"),
         ("prune in out --mask row --strict", 3, "in: --strict: 1 matrix cannot be pruned*`odd."),
