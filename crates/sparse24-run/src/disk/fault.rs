@@ -57,8 +57,6 @@ mod planned {
         Healthy,
         /// After this many more, one fails so.
         Fail(u32, Fault),
-        /// Every n-th operation fails; the second number counts the operations since.
-        FailEvery(u32, u32, Fault),
         /// After this many more, none is carried out: the process is dead.
         Kill(u32),
     }
@@ -133,8 +131,6 @@ mod planned {
             Plan::Healthy => (Plan::Healthy, None),
             Plan::Fail(0, fault) => (Plan::Healthy, Some(fault)),
             Plan::Fail(left, fault) => (Plan::Fail(left - 1, fault), None),
-            Plan::FailEvery(0, of, fault) => (Plan::FailEvery(of - 1, of, fault), Some(fault)),
-            Plan::FailEvery(left, of, fault) => (Plan::FailEvery(left - 1, of, fault), None),
             Plan::Kill(0) => return Err(Fault::Device.error()),
             Plan::Kill(left) => (Plan::Kill(left - 1), None),
         };

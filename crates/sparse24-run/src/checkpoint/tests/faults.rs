@@ -1,5 +1,4 @@
-//! The failure, in every way, and the death of every file operation of a save and of the rotation
-//! after it.
+//! The failure, in every way, of every file operation of a save and of the rotation after it.
 
 use super::*;
 use crate::disk::fault::{self, Fault, Plan, trace};
@@ -69,44 +68,4 @@ fn any_failure_of_any_operation_is_told_and_leaves_a_good_checkpoint() {
             survives(at, old, new, &what);
         }
     });
-}
-
-#[test]
-fn failures_that_come_back_leave_a_good_checkpoint() {
-    for_each_pair(|at, [old, new], operations| {
-        for (every, fault) in (2..operations).flat_map(|n| Fault::ALL.map(|fault| (n, fault))) {
-            begin(at, old);
-            under(Plan::FailEvery(every - 1, every, fault), || {
-                (0..3).for_each(|_| drop(rotate(at, new)))
-            });
-            recover(at).unwrap();
-            survives(at, old, new, &format!("{fault:?} at every operation {every}"));
-        }
-    });
-}
-
-#[test]
-fn death_at_any_operation_leaves_a_good_checkpoint() {
-    for_each_pair(|at, [old, new], operations| {
-        for operation in 0..operations {
-            begin(at, old);
-            under(Plan::Kill(operation), || rotate(at, new)).unwrap_err();
-            recover(at).unwrap();
-            survives(at, old, new, &format!("killed at operation {operation}"));
-        }
-    });
-}
-
-/// A disk that is full when a save begins: what was there stays, whatever is tried.
-#[test]
-fn a_disk_without_room_keeps_what_it_has() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = &directory.path().join("checkpoints");
-    let [(old, new), _] = pairs();
-    begin(at, &old);
-    let error = under(Plan::Fail(0, Fault::Full), || {
-        (0..9).map(|_| rotate(at, &new).unwrap_err()).next_back().unwrap()
-    });
-    assert!(error.to_string().ends_with("No space left on device (os error 28)"), "{error}");
-    survives(at, &old, &new, "a full disk");
 }
