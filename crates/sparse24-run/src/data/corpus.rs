@@ -194,28 +194,4 @@ mod tests {
             assert_eq!(Corpus::open(folder.path()).unwrap().text(), "1\n2\n3\n1");
         }
     }
-
-    #[test]
-    fn what_is_no_text_is_refused_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("picture");
-        fs::write(&file, b"text\xff").unwrap();
-        for path in [folder.path(), &file] {
-            let message = Corpus::open(path).unwrap_err().to_string();
-            assert!(
-                message.contains("picture") && message.contains("0xff at offset 4"),
-                "{message}"
-            );
-        }
-        fs::write(&file, " \n").unwrap();
-        assert!(Corpus::open(&file).unwrap_err().to_string().contains("holds no text"));
-        fs::remove_file(&file).unwrap();
-        assert!(Corpus::open(folder.path()).unwrap_err().to_string().contains("holds no text"));
-        assert!(
-            Corpus::open(&file)
-                .unwrap_err()
-                .to_string()
-                .contains("picture: does not exist, expected a text file")
-        );
-    }
 }

@@ -293,62 +293,6 @@ mod tests {
         assert!(refusal(&characters, None, None).contains("val.bin"));
     }
 
-    #[test]
-    fn other_data_under_the_tokenizer_of_a_run() {
-        let root = tempfile::tempdir().unwrap();
-        let [folder, text, foreign] =
-            ["folder", "text", "foreign"].map(|name| root.path().join(name));
-        let written = prepared(&folder, TokenizerKind::Character).unwrap();
-        let tokenizer = written.tokenizer().unwrap();
-        let open =
-            |path: &Path, tokenizer: &Tokenizer| Dataset::open_with(path, tokenizer.clone(), 0.1);
-        let content = open(&folder, tokenizer).unwrap().content_fingerprint().unwrap();
-        assert_eq!(content, written.content_fingerprint().unwrap());
-        let refusal =
-            |path: &Path, tokenizer: &Tokenizer| open(path, tokenizer).unwrap_err().to_string();
-        assert!(refusal(&folder, &Tokenizer::Byte).contains("expected one of 256"));
-        let other = Tokenizer::Character(
-            (32..32 + tokenizer.vocabulary()).filter_map(char::from_u32).collect(),
-        );
-        assert!(refusal(&folder, &other).contains("prepared with another tokenizer"));
-        fs::write(&text, "not to be".repeat(9)).unwrap();
-        assert_eq!(open(&text, tokenizer).unwrap().vocabulary(), tokenizer.vocabulary());
-        fs::write(&text, "¿ser?".repeat(9)).unwrap();
-        assert!(refusal(&text, tokenizer).contains("text: the character '¿'"));
-        fs::create_dir(&foreign).unwrap();
-        fs::write(foreign.join(TRAIN), [1, 0, 2, 0]).unwrap();
-        fs::write(foreign.join(VALIDATION), [3, 0]).unwrap();
-        assert_eq!(open(&foreign, tokenizer).unwrap().tokenizer(), Some(tokenizer));
-        fs::write(foreign.join(VALIDATION), [99, 0]).unwrap();
-        assert!(refusal(&foreign, tokenizer).contains("val.bin: token 99"));
-    }
-
-    #[test]
-    fn foreign_folders() {
-        let root = tempfile::tempdir().unwrap();
-        fs::write(root.path().join(TRAIN), [1, 0, 200, 0, 3, 0]).unwrap();
-        fs::write(root.path().join(VALIDATION), [255, 0]).unwrap();
-        let open = |kind, vocabulary| Dataset::from_folder(root.path(), kind, vocabulary);
-        let inferred = open(None, None).unwrap();
-        assert_eq!((inferred.vocabulary(), inferred.tokenizer()), (256, None));
-        assert_eq!(open(None, Some(300)).unwrap().vocabulary(), 300);
-        let known = open(Some(TokenizerKind::Byte), None).unwrap();
-        assert_eq!(known.tokenizer(), Some(&Tokenizer::Byte));
-        assert_ne!(known.fingerprint(), inferred.fingerprint());
-        assert!(
-            open(None, Some(200))
-                .unwrap_err()
-                .to_string()
-                .contains("train.bin: token 200 at position 1")
-        );
-        assert!(
-            open(Some(TokenizerKind::Byte), Some(300))
-                .unwrap_err()
-                .to_string()
-                .contains("expected one of 300")
-        );
-    }
-
     /// Shards as llm.c and others name them are one sequence, in the order of their numbers.
     #[test]
     fn many_shards_are_one_sequence() {
@@ -436,33 +380,6 @@ mod tests {
             Dataset::from_corpus(&corpus("aaaaaaaa"), Tokenizer::Byte, share).unwrap().fingerprint()
         };
         assert_ne!(split(0.5), split(0.25));
-    }
-
-    #[test]
-    fn a_short_dataset_is_refused_with_both_numbers() {
-        let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.2).unwrap();
-        dataset.check_context(7).unwrap();
-        let message = dataset.check_context(8).unwrap_err().to_string();
-        assert!(
-            message.contains("corpus: has 8 tokens") && message.contains("at least 9"),
-            "{message}"
-        );
-        assert!(dataset.check_context(usize::MAX).is_err());
-        let dataset = Dataset::from_corpus(&corpus("0123456789"), Tokenizer::Byte, 0.1).unwrap();
-        assert!(
-            dataset
-                .check_context(4)
-                .unwrap_err()
-                .to_string()
-                .contains("has 1 tokens in its validation")
-        );
-        assert!(
-            dataset
-                .check_held_out()
-                .unwrap_err()
-                .to_string()
-                .contains("has 1 tokens in its validation")
-        );
     }
 
     #[test]

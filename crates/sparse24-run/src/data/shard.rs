@@ -551,19 +551,5 @@ mod tests {
             shard.copy_to(at, ids.len() / 2, &mut part).unwrap();
             prop_assert_eq!(&part[1..], &ids[at..at + ids.len() / 2]);
         }
-
-        #[test]
-        fn no_bytes_panic(
-            bytes in prop::collection::vec(any::<u8>(), 0..400),
-            start in 0_usize..4,
-        ) {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("any.bin");
-            let magic = [u32::from_le_bytes(MAGIC), LLM_C[0].0, LLM_C[1].0, 7][start];
-            fs::write(&path, [&magic.to_le_bytes(), &bytes[..]].concat()).unwrap();
-            if let Err(e) = read(&path, Some(1000)) {
-                prop_assert!(e.to_string().contains("any.bin"));
-            }
-        }
     }
 }

@@ -54,34 +54,6 @@ fn metrics_are_one_object_a_step() {
 }
 
 #[test]
-fn a_resume_cuts_what_lies_beyond_the_checkpoint() {
-    let temporary = tempfile::tempdir().unwrap();
-    let path = temporary.path().join("metrics.jsonl");
-    let lines: Vec<_> =
-        (1..=5).map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect();
-    let whole = lines.concat();
-    // A crash may leave the file cut at any byte; these are every fifth and those around the ends
-    // of lines.
-    let near_end = |at: usize| {
-        whole.as_bytes()[at.saturating_sub(1)..(at + 1).min(whole.len())].contains(&b'\n')
-    };
-    for end in (0..=whole.len()).filter(|&at| at % 5 == 0 || near_end(at)) {
-        fs::write(&path, &whole[..end]).unwrap();
-        let kept = (1..=3).filter(|&n| lines[..n].concat().len() <= end).count();
-        let (mut log, cut) = MetricsLog::resume(&path, 3).unwrap();
-        assert_eq!(cut.last, (kept > 0).then(|| metrics(kept as u32)), "{end} bytes");
-        assert_eq!(cut.lines > 0, lines[..kept].concat().len() < end, "{end} bytes");
-        log.append(&metrics(4)).unwrap();
-        let expected = lines[..kept].concat() + &lines[3];
-        assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{end} bytes");
-        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
-    }
-    assert_eq!(MetricsLog::resume(&path, 0).unwrap().1, Cut { last: None, lines: 4, damage: None });
-    fs::remove_file(&path).unwrap();
-    assert_eq!(MetricsLog::resume(&path, 3).unwrap().1, Cut { last: None, lines: 0, damage: None });
-}
-
-#[test]
 fn a_cut_that_fails_changes_nothing() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("metrics.jsonl");

@@ -101,6 +101,9 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     place.refuses("sample run", 3, "run/tokenizer.json: is missing");
     place.write("run/tokenizer.json", tokenizer);
 
+    fs::create_dir(place.path("foreign")).unwrap();
+    place.write("foreign/train.bin", [1, 0, 2, 0]);
+    place.write("foreign/val.bin", [99, 0]);
     place.write("capitals", "THE QUICK BROWN FOX".repeat(20));
     place.write("short", "ab");
     for (data, pattern) in [
@@ -108,6 +111,8 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
         ("capitals", "capitals: *'T' (U+0054)*byte 0*27"),
         ("short", "short: *1 tokens*validation*2"),
         ("more-shards", "more-shards: *30*27"),
+        ("others-shards", "others-shards: *another tokenizer"),
+        ("foreign", "foreign/val.bin: token 99*27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), 3, pattern);
     }

@@ -17,15 +17,17 @@ fn unusable_data_is_refused() {
     place.write("short", "the quick brown");
     place.write("shorter", "the quick brow");
     fs::create_dir_all(place.path("mixed/folder")).unwrap();
-    place.write("mixed/b", b"\x89PNG");
+    place.write("mixed/b", b"to\x89PNG");
+    place.write("spaces", " \n");
     for (data, pattern) in [
         ("nowhere", "nowhere: does not exist"),
-        ("empty", "empty: "),
-        ("mixed/folder", "folder: "),
+        ("empty", "empty: *holds no text"),
+        ("spaces", "spaces: *holds no text"),
+        ("mixed/folder", "folder: *holds no text"),
         ("one", "one: *1 characters*0.1"),
         ("short --set model.sequence_length=64", "short: *13 tokens*64*65"),
         ("shorter --set data.validation_share=0.07", "shorter: *1 tokens*validation*2"),
-        ("mixed", "mixed/b: *UTF-8*0x89*0"),
+        ("mixed", "mixed/b: *UTF-8*0x89*offset 2"),
     ] {
         let line = format!("train {TINY} --set data.tokenizer=byte --data {data} --out new");
         place.refuses(&line, 3, pattern);

@@ -204,6 +204,7 @@ fn prepared_and_foreign_shards_train() {
     place.train("text-run", "");
     place.train("shard-run", "--data prepared");
     // The state and the manifest also record the fingerprint of the data.
+    place.answer("eval shard-run");
     let [text, shards] = ["text-run", "shard-run"].map(|run| {
         let mut files = place.saved(run, 12);
         files.retain(|name, _| name.extension().is_some_and(|kind| kind == "safetensors"));

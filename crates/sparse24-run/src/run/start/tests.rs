@@ -90,10 +90,6 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
     let folder = tempfile::tempdir().unwrap();
     for (config, key) in [
         (changed(&|config| config.steps = 0), "steps"),
-        (changed(&|config| config.batch.size = 0), "batch.size"),
-        (changed(&|config| config.model.dropout = f32::NAN), "model.dropout"),
-        (changed(&|config| config.model.heads = 3), "model.heads"),
-        (changed(&|config| config.model.d_ff = 18), "model.d_ff"),
         (changed(&|config| config.data.validation_share = 0.3), "data"),
         (changed(&|config| config.data.path = "elsewhere".to_owned()), "data"),
     ] {
