@@ -1,7 +1,5 @@
 //! BERT: masked tokens instead of next ones, from training to evaluation.
 
-use serde_json::Value;
-
 use crate::support::{Place, SAVED};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
@@ -39,24 +37,6 @@ fn repeats(model: &str) {
 }
 
 #[test]
-fn a_bert_reads_wordpiece() {
-    let place = Place::new();
-    let prepare = "prepare --data text --json --tokenizer";
-    let pieces = place.json(&format!("{prepare} wordpiece --pieces 100 --out pieces"));
-    let data = "--set data.path=pieces --set data.tokenizer=wordpiece --set steps=12";
-    place.train("run", &format!("{BERT} {data} {SAVED} --method fst --set batch.size=2"));
-    place.repeats("run");
-    // The vocabulary has a mask token of its own.
-    let model = place.model("run", 12);
-    let length = u64::from_le_bytes(model[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&model[8..8 + length]).unwrap();
-    let table = &header["embeddings.word_embeddings.weight"]["shape"];
-    assert_eq!(table[0], pieces["vocabulary"]);
-    let again = place.json(&format!("{prepare} run/tokenizer.json --out again"));
-    assert_eq!(again["fingerprint"], pieces["fingerprint"]);
-}
-
-#[test]
 fn what_a_bert_cannot_do_is_refused() {
     let place = Place::trained(BERT);
     for (line, code, pattern) in [
@@ -72,7 +52,6 @@ fn what_a_bert_cannot_do_is_refused() {
             2,
             "model.bias: expected false for a crammed BERT",
         ),
-        ("config --set model.kind=elmo", 2, "model.kind: *elmo*bert"),
         (
             "config --preset bert-tiny-cpu --set model.activation_checkpointing=blocks",
             2,

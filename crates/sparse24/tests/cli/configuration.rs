@@ -12,30 +12,34 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         let tip = if meant.is_empty() { String::new() } else { format!("did you mean {meant:?}") };
         format!("{key}*{found:?}*known: *{tip}")
     };
-    for (settings, pattern) in [
-        ("foo=1", unknown("", "foo", "")),
-        ("stepz=1", unknown("", "stepz", "steps")),
-        ("model.layres=3", unknown("model", "layres", "layers")),
-        ("modle.layers=3", unknown("", "modle", "model")),
-        ("=3", unknown("", "", "")),
-        ("model.activation=relu", unknown("model.activation", "relu", "gelu")),
-        ("model.sparsify=all", unknown("model.sparsify", "all", "")),
-        ("optimizer.name=lionn", unknown("optimizer.name", "lionn", "lion")),
-        ("optimizer.schedule=cosin", unknown("optimizer.schedule", "cosin", "cosine")),
-        ("optimizer.no_weight_decay=bias", unknown("optimizer.no_weight_decay", "bias", "")),
-        ("model.sparsify=fnn", unknown("model.sparsify", "fnn", "ffn")),
-        ("data.tokenizer=bpe", unknown("data.tokenizer", "bpe", "")),
-        ("backend.arithmetic=f16", unknown("backend.arithmetic", "f16", "bf16")),
-        ("backend.name=metal", unknown("backend.name", "metal", "")),
-        ("method.name=fts", unknown("method.name", "fts", "fst")),
-        ("model.kind=elmo", unknown("model.kind", "elmo", "")),
-        ("method.decay=weights", unknown("method.decay", "weights", "")),
-        ("method.forward=column", unknown("method.forward", "column", "")),
-        ("method.dgrad=forward", unknown("method.dgrad", "forward", "")),
-        ("method.wgrad=mvu", unknown("method.wgrad", "mvu", "mvue")),
-        ("backend.name=gpu", unknown("backend.name", "gpu", "cuda")),
+    for (settings, section, key, meant) in [
+        ("foo=1", "", "foo", ""),
+        ("stepz=1", "", "stepz", "steps"),
+        ("model.layres=3", "model", "layres", "layers"),
+        ("modle.layers=3", "", "modle", "model"),
+        ("=3", "", "", ""),
     ] {
-        place.refuses(&format!("config --set {settings}"), 2, &pattern);
+        place.refuses(&format!("config --set {settings}"), 2, &unknown(section, key, meant));
+    }
+    for (key, value, meant) in [
+        ("model.activation", "relu", "gelu"),
+        ("model.sparsify", "all", ""),
+        ("optimizer.name", "lionn", "lion"),
+        ("optimizer.schedule", "cosin", "cosine"),
+        ("optimizer.no_weight_decay", "bias", ""),
+        ("model.sparsify", "fnn", "ffn"),
+        ("data.tokenizer", "bpe", ""),
+        ("backend.arithmetic", "f16", "bf16"),
+        ("backend.name", "metal", ""),
+        ("backend.name", "gpu", "cuda"),
+        ("method.name", "fts", "fst"),
+        ("model.kind", "elmo", ""),
+        ("method.decay", "weights", ""),
+        ("method.forward", "column", ""),
+        ("method.dgrad", "forward", ""),
+        ("method.wgrad", "mvu", "mvue"),
+    ] {
+        place.refuses(&format!("config --set {key}={value}"), 2, &unknown(key, value, meant));
     }
     for key in [
         "steps",

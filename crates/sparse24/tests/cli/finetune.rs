@@ -2,24 +2,47 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{Place, SAVED};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
 const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
 
-/// A folder of a task whose label is whether the sentence has an x.
-fn data(place: &Place) {
-    fs::create_dir_all(place.path("task")).unwrap();
-    for (name, count) in [("train.tsv", 48), ("dev.tsv", 20)] {
-        let row = |i: usize| {
-            let label = i % 3 % 2;
-            let sentence = if label == 1 { "xx" } else { "aa" };
-            format!("s\t{label}\t\t{sentence} {}\n", i % 7)
-        };
-        fs::write(place.path("task").join(name), (0..count).map(row).collect::<String>()).unwrap();
+/// A folder `cola` of labels and sentences, so many to train on and to validate.
+pub(crate) fn sentences(place: &Place, of: impl Fn(usize) -> (usize, String), counts: [usize; 2]) {
+    fs::create_dir_all(place.path("cola")).unwrap();
+    let row = |(label, sentence)| format!("s\t{label}\t\t{sentence}\n");
+    for (name, count) in ["train.tsv", "dev.tsv"].into_iter().zip(counts) {
+        place.write(&format!("cola/{name}"), (0..count).map(|i| row(of(i))).collect::<String>());
     }
+}
+
+/// The label is whether the sentence has an x.
+fn data(place: &Place) {
+    let of = |i: usize| {
+        let label = i % 3 % 2;
+        (label, format!("{} {}", ["aa", "xx"][label], i % 7))
+    };
+    sentences(place, of, [48, 20]);
+}
+
+/// Fine-tunes with a command line: a short run that repeats, and a run `tuned` whose scores are
+/// above these and in its page. Returns the evaluation of `tuned`.
+fn tuned(place: &Place, tune: &str, [short, long]: [&str; 2], scores: [(&str, f64); 2]) -> Value {
+    assert_eq!(place.json(&format!("{tune} {short} --out short"))["steps"], 12);
+    place.repeats("short");
+    let summary = place.json(&format!("{tune} {long} --out tuned"));
+    for (score, least) in scores {
+        let found = summary["scores"][score].as_f64();
+        assert!(found.is_some_and(|score| score > least), "{summary}");
+    }
+    let report = place.json("eval tuned --json");
+    assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], &summary["scores"]]);
+    place.exits("report tuned --out page.html", 0);
+    let page = place.read("page.html");
+    assert!(page.contains("Score of the task") && page.contains(scores[1].0), "no score");
+    report
 }
 
 #[test]
@@ -28,24 +51,15 @@ fn a_model_is_fine_tuned_from_either_family() {
         let place = Place::trained(&format!("{model} --set data.tokenizer=byte"));
         data(&place);
         let tune = format!(
-            "finetune --task cola --data task --init-from run --method {method} \
+            "finetune --task cola --data cola --init-from run --method {method} \
              --set batch.size=8 --set optimizer.learning_rate=0.01 {SAVED} --json"
         );
         // Two epochs of 48 examples.
-        assert_eq!(place.json(&format!("{tune} --epochs 2 --out short"))["steps"], 12);
-        place.repeats("short");
-        let summary = place.json(&format!("{tune} --epochs 20 --out tuned"));
-        let scores = &summary["scores"];
-        assert!(scores["accuracy"].as_f64().is_some_and(|share| share > 0.9), "{summary}");
-        assert!(scores["matthews"].as_f64().is_some_and(|score| score > 0.8), "{summary}");
-        let report = place.json("eval tuned --json");
-        assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], scores]);
+        let scores = [("accuracy", 0.9), ("matthews", 0.8)];
+        let report = tuned(&place, &tune, ["--epochs 2", "--epochs 20"], scores);
         assert_eq!(report["tokens"], 20, "examples are counted");
-        let other = place.json("eval tuned --data task --json");
+        let other = place.json("eval tuned --data cola --json");
         assert_eq!(other["loss"], report["loss"]);
-        place.exits("report tuned --out page.html", 0);
-        let page = fs::read_to_string(place.path("page.html")).unwrap();
-        assert!(page.contains("Score of the task") && page.contains("matthews"), "no score");
         place.refuses("sample tuned --prompt a", 3, "tuned does not generate text: it is");
         // A fine-tuned model is a start too, with a new head.
         let again = tune.replace("--init-from run", "--init-from tuned --epochs 1 --out again");
@@ -90,28 +104,24 @@ fn answers_are_found_by_either_family() {
             "finetune --task squad --data squad --init-from run --set batch.size=8 \
              --set optimizer.learning_rate=0.01 --set task.stride=8 {SAVED} --json"
         );
-        place.json(&format!("{tune} --set steps=12 --out short"));
-        place.repeats("short");
-        let summary = place.json(&format!("{tune} --epochs 12 --out tuned"));
+        let scores = ["exact_match", "f1"].map(|score| (score, 0.9));
+        let report = tuned(&place, &tune, ["--set steps=12", "--epochs 12"], scores);
         let losses: Vec<_> =
             place.metrics("tuned").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
         assert!(losses[losses.len() - 1] < losses[0] / 4.0, "{losses:?}");
-        let scores = &summary["scores"];
-        for score in ["exact_match", "f1"] {
-            assert!(scores[score].as_f64().is_some_and(|share| share > 0.9), "{summary}");
-        }
-        let report = place.json("eval tuned --json --predictions answers.json");
-        assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], scores]);
+        place.answer("eval tuned --predictions answers.json");
         let answers = place.value("answers.json");
         let answers: Vec<_> = answers.as_object().unwrap().iter().collect();
         assert_eq!(answers.len(), 12, "an answer for each question");
         assert!(report["tokens"].as_u64().unwrap() > 12, "no context takes two windows");
         let right = answers.iter().filter(|(_, answer)| *answer == "xy").count();
-        assert_eq!(Some(right as f64 / 12.0), scores["exact_match"].as_f64(), "{answers:?}");
+        assert_eq!(
+            Some(right as f64 / 12.0),
+            report["scores"]["exact_match"].as_f64(),
+            "{answers:?}"
+        );
         let other = place.json("eval tuned --data squad/dev-v1.1.json --json");
         assert_eq!(other["loss"], report["loss"]);
-        place.exits("report tuned --out page.html", 0);
-        assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("Score of the task"));
         place.refuses("eval tuned short --predictions x", 2, "--predictions: holds the answers of");
         place.refuses("eval run --predictions x", 2, "--predictions: run answers no questions");
         place.refuses(
@@ -131,7 +141,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
     let tune = "finetune --init-from run --out other";
     for (line, code, pattern) in [
         (
-            format!("{tune} --task coal --data task"),
+            format!("{tune} --task coal --data cola"),
             2,
             "task.name: \"coal\" is not known; did you mean",
         ),
@@ -139,21 +149,21 @@ fn what_cannot_be_fine_tuned_is_refused() {
         (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is no folder"),
         (format!("{tune} --task cola --data empty"), 3, "empty: has no training file of cola"),
         (
-            format!("{tune} --task rte --data task"),
+            format!("{tune} --task rte --data cola"),
             3,
             "line 1: has the label \"aa 0\", expected entailment",
         ),
         (
-            format!("{tune} --task cola --data task --set task.max_length=9999"),
+            format!("{tune} --task cola --data cola --set task.max_length=9999"),
             2,
             "task.max_length: expected at most model.sequence_length",
         ),
         (
-            format!("{tune} --task cola --data task --set task.outputs=3"),
+            format!("{tune} --task cola --data cola --set task.outputs=3"),
             2,
             "task.outputs: expected 2, the classes of the training split, found 3",
         ),
-        ("finetune --task cola --data task --init-from task".to_owned(), 3, "task/config.json"),
+        ("finetune --task cola --data cola --init-from cola".to_owned(), 3, "cola/config.json"),
     ] {
         place.refuses(&line, code, pattern);
         assert!(!place.path("other").exists(), "{line}: left something behind");
@@ -165,7 +175,7 @@ fn several_tasks_and_seeds_make_a_table() {
     let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
     data(&place);
     fs::create_dir(place.path("glue")).unwrap();
-    fs::rename(place.path("task"), place.path("glue/CoLA")).unwrap();
+    fs::rename(place.path("cola"), place.path("glue/CoLA")).unwrap();
     fs::create_dir(place.path("glue/other")).unwrap();
     let glue =
         "glue --init-from run --data glue --seeds 3,5 --epochs 2 --set batch.size=8 --out all";

@@ -40,6 +40,10 @@ const WRITTEN: [&str; 8] = [
 /// The same beside the arms of a study.
 const OF_STUDY: [&str; 4] = ["lock", ".tmp-study.json", ".tmp-study.csv", ".tmp-report.html"];
 
+/// What stands in the place of a name.
+const KINDS: [&str; 6] =
+    ["link to a good one", "link to nothing", "hard link", "pipe", "link to a device", "device"];
+
 /// A folder `run` of others, with what it takes to try it.
 struct Hostile {
     place: Place,
@@ -125,93 +129,61 @@ fn null() -> std::process::Stdio {
     std::process::Stdio::null()
 }
 
-/// Each file and folder of a run or a study is a link to one outside, which is a good one or does
-/// not exist.
+/// Each file and folder of a run or a study, and each that a command makes beside it, is a link to
+/// one outside, which is a good one or does not exist; another name of a file outside; a pipe; a
+/// link to a device that never ends; or that device, where devices can be made.
 #[test]
-fn no_link_leads_out_of_a_folder() {
+fn nothing_outside_is_written_and_nothing_blocks() {
     for hostile in [hostile_run(), hostile_study()] {
         let place = &hostile.place;
-        for name in &hostile.names {
-            for exists in [true, false] {
-                for line in &hostile.commands {
-                    hostile.reset();
-                    let inner = place.path("run").join(name);
-                    let outer = place.path("outside/victim");
-                    if exists && inner.exists() {
-                        fs::rename(&inner, &outer).unwrap();
-                    } else {
-                        let _ = fs::remove_file(&inner);
-                        let _ = fs::remove_dir_all(&inner);
-                        if exists {
-                            fs::write(&outer, "precious").unwrap();
-                        }
-                    }
-                    symlink(&outer, &inner).unwrap();
-                    let before = place.tree("outside");
-                    let case = format!("{} as a link (exists: {exists})", name.display());
-                    ends(place, line, &case);
-                    assert!(place.tree("outside") == before, "{line} with {case} writes outside");
-                }
-            }
-        }
-    }
-}
-
-/// Each file of a run or a study, and each that a command makes beside it, is another name of a
-/// file outside.
-#[test]
-fn other_names_of_files_outside_are_not_written() {
-    for hostile in [hostile_run(), hostile_study()] {
-        let place = &hostile.place;
-        for name in &hostile.names {
+        let outer = place.path("outside/victim");
+        for (name, kind) in hostile.names.iter().flat_map(|name| KINDS.map(|kind| (name, kind))) {
+            let inner = place.path("run").join(name);
+            let remove = || {
+                let _ = fs::remove_file(&inner);
+                let _ = fs::remove_dir_all(&inner);
+            };
             for line in &hostile.commands {
                 hostile.reset();
-                let (inner, outer) = (place.path("run").join(name), place.path("outside/victim"));
-                if inner.is_dir() {
-                    continue;
+                match kind {
+                    "link to a good one" => {
+                        if !inner.exists() {
+                            fs::write(&inner, "precious").unwrap();
+                        }
+                        fs::rename(&inner, &outer).unwrap();
+                        symlink(&outer, &inner).unwrap();
+                    }
+                    "hard link" if inner.is_dir() => continue,
+                    "hard link" => {
+                        if !inner.exists() {
+                            fs::write(&inner, "precious").unwrap();
+                        }
+                        fs::hard_link(&inner, &outer).unwrap();
+                    }
+                    "link to nothing" => {
+                        remove();
+                        symlink(&outer, &inner).unwrap();
+                    }
+                    "link to a device" => {
+                        remove();
+                        symlink("/dev/zero", &inner).unwrap();
+                    }
+                    "pipe" => {
+                        remove();
+                        assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
+                    }
+                    _ => {
+                        remove();
+                        // Only root may.
+                        let mut device = Command::new("mknod");
+                        device.arg(&inner).args(["c", "1", "5"]).stderr(null());
+                        let _ = device.status();
+                    }
                 }
-                if !inner.exists() {
-                    fs::write(&inner, "precious").unwrap();
-                }
-                fs::hard_link(&inner, &outer).unwrap();
                 let before = place.tree("outside");
-                let case = format!("{} as a hard link", name.display());
+                let case = format!("{} as a {kind}", name.display());
                 ends(place, line, &case);
                 assert!(place.tree("outside") == before, "{line} with {case} writes outside");
-            }
-        }
-    }
-}
-
-/// Each file of a run or a study is a pipe, a link to a device that never ends, or that device,
-/// where devices can be made.
-#[test]
-fn pipes_and_devices_do_not_block() {
-    for hostile in [hostile_run(), hostile_study()] {
-        for name in &hostile.names {
-            for kind in ["pipe", "link", "device"] {
-                for line in &hostile.commands {
-                    hostile.reset();
-                    let inner = hostile.place.path("run").join(name);
-                    let _ = fs::remove_file(&inner);
-                    let _ = fs::remove_dir_all(&inner);
-                    match kind {
-                        "pipe" => {
-                            assert!(Command::new("mkfifo").arg(&inner).status().unwrap().success());
-                        }
-                        "link" => symlink("/dev/zero", &inner).unwrap(),
-                        // Only root may.
-                        _ => drop(
-                            Command::new("mknod")
-                                .arg(&inner)
-                                .args(["c", "1", "5"])
-                                .stderr(null())
-                                .status(),
-                        ),
-                    }
-                    let case = format!("{} as a {kind}", name.display());
-                    ends(&hostile.place, line, &case);
-                }
             }
         }
     }
