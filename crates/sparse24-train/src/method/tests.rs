@@ -9,17 +9,6 @@ fn kinds(method: &Method, steps: u32, ends: &Ends) -> Vec<PhaseKind> {
 }
 
 #[test]
-fn fst_turns_dense_after_five_sixths() {
-    let method = Method::fst(0.0);
-    let kinds = kinds(&method, 100, &Ends::new());
-    assert_eq!(
-        [0, 1, 83, 84, 100].map(|t| kinds[t]),
-        [0, 0, 0, 1, 1].map(|i| [PhaseKind::Sparse, PhaseKind::Dense][i])
-    );
-    assert_eq!(method.last_sparse_steps(100, &Ends::new()), [83]);
-}
-
-#[test]
 fn step_turns_sparse_where_its_variance_settled_and_in_the_middle_at_the_latest() {
     let method = Method::preset("step", 0.0).unwrap();
     let sparse_from =
@@ -46,20 +35,6 @@ fn each_sparse_phase_leaves_a_model() {
     let without_step = vec![ends(Phase::DENSE, 1), ends(sparse, 1), Phase::DENSE];
     assert_eq!(of(without_step), [0; 0]);
     assert_eq!(of(vec![Phase::DENSE]), [0; 0]);
-}
-
-#[test]
-fn every_preset_has_its_own_name_and_can_be_trained() {
-    for preset in PRESETS {
-        let method = Method::preset(preset.name, preset.lambda).unwrap();
-        assert_eq!(method.name, preset.name);
-        method.check(2).unwrap();
-    }
-    assert_eq!(
-        PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>(),
-        ["dense", "half", "ste", "ste-row-wise", "sr-ste", "fst", "step", "bi-mask", "s-ste"]
-    );
-    assert_eq!(Method::preset("fts", 0.0), None);
 }
 
 #[test]

@@ -302,21 +302,3 @@ fn normals(words: [u32; 4]) -> [f32; 4] {
     let ([w, x], [y, z]) = (pair(a, b), pair(c, d));
     [w, x, y, z]
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn normals_have_mean_zero_and_unit_variance() {
-        let stream = Stream::new(7, Site::new(Purpose::Initialisation, 0), 0, 0);
-        let samples: Vec<f64> =
-            (0..25_000).flat_map(|call| normals(stream.words(call))).map(f64::from).collect();
-        let n = samples.len() as f64;
-        let mean = samples.iter().sum::<f64>() / n;
-        let variance = samples.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-        // Five standard errors: 1/sqrt(n) of the mean, sqrt(2/n) of the variance.
-        assert!(mean.abs() <= 5.0 / n.sqrt(), "mean {mean}");
-        assert!((variance - 1.0).abs() <= 5.0 * (2.0 / n).sqrt(), "variance {variance}");
-    }
-}

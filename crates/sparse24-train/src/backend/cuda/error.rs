@@ -46,23 +46,4 @@ mod tests {
         assert_eq!(Error::from(defect).kind(), ErrorKind::Contract);
         assert_eq!(Error::from(missing).kind(), ErrorKind::Device);
     }
-
-    #[test]
-    fn advice_depends_on_who_holds_the_memory() {
-        let full = |held| Refusal::OutOfMemory {
-            name: "z".into(),
-            purpose: "activations",
-            asked: Some(8 << 20),
-            free: 0,
-            total: 64 << 20,
-            held,
-        };
-        let mine = Error::from(full(vec![("weights", 60 << 20)])).to_string();
-        assert!(
-            mine.ends_with("or train a smaller model") && mine.contains("lower batch.size"),
-            "{mine}"
-        );
-        let theirs = Error::from(full(vec![("weights", 1 << 20)])).to_string();
-        assert!(theirs.ends_with("or choose another GPU (backend.gpu)"), "{theirs}");
-    }
 }
