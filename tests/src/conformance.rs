@@ -31,8 +31,8 @@ macro_rules! conformance {
             linear_forward linear_dgrad linear_wgrad bias_grad
             activation_forward activation_backward norm_forward norm_backward
             attention_forward attention_backward embed_forward embed_backward
-            head_loss span_loss logits dropout rows scale copy_and_fill optimizer adam sgd lion
-            distances methods
+            head_loss span_loss logits dropout drop_sequences rows scale copy_and_fill optimizer
+            adam sgd lion distances methods
         );
     };
     (@ $backend:ident, $open:expr; $($case:ident)*) => {

@@ -7,6 +7,7 @@
 pub mod checkpoint;
 mod config;
 mod document;
+mod images;
 mod interchange;
 mod metrics;
 mod tasks;
@@ -64,6 +65,7 @@ targets! {
     corpus_text: tokens { corpus, corpus_seeds, corpus_variants },
     metrics_log: metrics { log, log_seeds, log_variants },
     task_examples: tasks { examples, examples_seeds, examples_variants },
+    class_image: images { image, image_seeds, image_variants },
 }
 
 /// The most bytes that a loader may hold at a time for an input of this many bytes.

@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use sparse24_core::op::Activation;
 use sparse24_train::{
     method::Method,
-    model::{ActivationCheckpointing, BertSpec, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, BertSpec, DeitSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, Bias, NoWeightDecay},
     optim::{Adam, Optimizer, UpdateRule},
     schedule::{Decay, GradientAccumulation, Schedule},
@@ -76,6 +76,26 @@ pub fn bert(gpt2: Gpt2Spec) -> ModelSpec {
 #[must_use]
 pub fn crammed_bert(gpt2: Gpt2Spec) -> ModelSpec {
     ModelSpec::CrammedBert(BertSpec { pooler: gpt2.d_model + 4, ..bert_spec(gpt2) })
+}
+
+/// A DeiT of the sizes of a GPT-2, for images of four patches of 4x4 pixels, of which there are as
+/// many classes as tokens.
+#[must_use]
+pub fn deit(gpt2: Gpt2Spec) -> ModelSpec {
+    let Gpt2Spec { layers, heads, d_model, d_ff, vocabulary, activation, sparsify, .. } = gpt2;
+    ModelSpec::Deit(DeitSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        image_size: 8,
+        patch_size: 4,
+        classes: vocabulary,
+        activation,
+        sparsify,
+        drop_path: 0.5,
+        label_smoothing: 0.125,
+    })
 }
 
 fn bert_spec(gpt2: Gpt2Spec) -> BertSpec {

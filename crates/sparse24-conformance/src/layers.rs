@@ -7,9 +7,9 @@ use sparse24_core::{
 use sparse24_train::backend::{
     DType, Extent, Op, Region, Tensor,
     op::{
-        ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, DropoutOp,
-        Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients, HeadLoss, NormBackward,
-        NormForward, Scale, ScaleGrad, ScatterRows, TargetLoss,
+        ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward,
+        DropSequences, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients,
+        HeadLoss, Mixed, NormBackward, NormForward, Scale, ScaleGrad, ScatterRows, TargetLoss,
     },
 };
 
@@ -305,8 +305,8 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
     });
 }
 
-/// Loss and gradients, a few rows of logits at a time, with ignored targets, smoothing and a bias;
-/// a vocabulary of one has the squared error.
+/// Loss and gradients, a few rows of logits at a time, with ignored targets, smoothing, second
+/// targets and a bias; a vocabulary of one has the squared error.
 pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
     bench.tame();
     let [p, _, vocabulary, chunk] = draw.sizes;
@@ -320,14 +320,25 @@ pub(super) fn head_loss(bench: &mut Bench<'_>, draw: &Draw) {
         targets[0] = HeadLoss::IGNORE;
     }
     let smoothing = if smoothed { 0.125 } else { 0.0 };
+    let (seconds, shares) = (bench.random_ids(p, vocabulary), bench.matrix([p, 1]));
+    // From 0 to 1, both included.
+    let shares: Vec<f32> = shares.iter().map(|&x| (x.abs() as f32).min(1.0)).collect();
+    let mixed = (vocabulary > 1 && draw.seed.is_multiple_of(2)).then_some((&*seconds, &*shares));
+    let on_device = mixed.map(|(seconds, _)| Mixed {
+        targets: bench.ids(seconds),
+        shares: {
+            let shares = Matrix::from_shape_fn((p, 1), |(i, _)| shares[i].into());
+            bench.given(shares, DType::F32, Region::Activations).0
+        },
+    });
     let kind = match vocabulary {
         1 => TargetLoss::SquaredError,
-        _ => TargetLoss::CrossEntropy { smoothing },
+        _ => TargetLoss::CrossEntropy { smoothing, mixed: on_device },
     };
     let held = p.div_ceil(chunk);
     head(bench, draw, [vocabulary, held], kind, &targets, |a, logits, scale| match kind {
         TargetLoss::SquaredError => layers::squared_error(a, logits, &targets, scale),
-        _ => layers::loss(a, logits, &targets, smoothing.into(), scale),
+        _ => layers::mixed_loss(a, logits, &targets, mixed, smoothing.into(), scale),
     });
 }
 
@@ -453,6 +464,25 @@ pub(super) fn dropout(bench: &mut Bench<'_>, draw: &Draw) {
     let found = bench.download(tensor);
     let zero = |x: &Matrix| x.map(|&x| x == 0.0);
     assert_eq!(zero(&found), zero(&oracle(&mut Arithmetic::Exact)), "other elements are dropped");
+}
+
+/// The sequences dropped are those of the stream; the others are scaled.
+pub(super) fn drop_sequences(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [sequence_length, _, columns, _] = draw.sizes;
+    let columns = bench.columns(columns);
+    // Several calls of the stream, and more sequences than a block has threads.
+    let sequences = 3 + draw.seed as usize % 7;
+    let values = bench.matrix([sequences * sequence_length, columns]);
+    let values = bench.storage.rounded(&values);
+    let x = Output { before: Some(values.clone()), ..bench.output("x", values.nrows(), columns) };
+    let rate = if draw.options[0] { 0.25 } else { 0.625 };
+    let dropout = Dropout { p: rate, site: DROPOUT };
+    let op = DropSequences { x: x.tensor, sequence_length, dropout };
+    bench.check(&[x], &[op.into()], |a| {
+        let dropped = Some(dropped(rate));
+        vec![layers::Dropout::apply_to_sequences(dropped, a, sequence_length, values.clone())]
+    });
 }
 
 /// Rows by number, among them no row, and their way back: exact copies.

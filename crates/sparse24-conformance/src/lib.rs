@@ -57,6 +57,7 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("span_loss", layers::span_loss),
     ("logits", products::logits),
     ("dropout", layers::dropout),
+    ("drop_sequences", layers::drop_sequences),
     ("rows", layers::rows),
     ("scale", layers::scale),
     ("copy_and_fill", update::copy_and_fill),

@@ -20,17 +20,20 @@ pub enum Activation {
     Swiglu,
     /// `tanh(z)`.
     Tanh,
+    /// `max(z, 0)`, with slope 0 at 0; NaN has slope NaN.
+    Relu,
 }
 
 impl Activation {
     /// Every activation.
-    pub const ALL: [Self; 5] = [Self::Gelu, Self::GeluErf, Self::Geglu, Self::Swiglu, Self::Tanh];
+    pub const ALL: [Self; 6] =
+        [Self::Gelu, Self::GeluErf, Self::Geglu, Self::Swiglu, Self::Tanh, Self::Relu];
 
     /// Columns of Z per column of H: 2 for the gated activations, 1 for the others.
     #[must_use]
     pub const fn columns_in(self) -> usize {
         match self {
-            Self::Gelu | Self::GeluErf | Self::Tanh => 1,
+            Self::Gelu | Self::GeluErf | Self::Tanh | Self::Relu => 1,
             Self::Geglu | Self::Swiglu => 2,
         }
     }

@@ -74,6 +74,8 @@ pub enum Purpose {
     Bootstrap = 7,
     /// Bi-Mask's candidate orders of rows.
     Permutation = 8,
+    /// The augmentation of images.
+    Augmentation = 9,
 }
 
 /// The place where a random number is used: the purpose in the top byte, a tensor's number below.

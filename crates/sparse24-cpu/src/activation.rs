@@ -1,4 +1,4 @@
-//! GELU, GEGLU, SwiGLU and tanh, forward and backward.
+//! GELU, GEGLU, SwiGLU, tanh and ReLU, forward and backward.
 //!
 //! With u = sqrt(2/pi) (z + 0.044715 z^3), GELU(z) = z/2 (1 + tanh u) = z sigmoid(2u); in its erf
 //! form, GELU(z) = z/2 (1 + erf(z / sqrt 2)); and SiLU(z) = z sigmoid(z). A gated activation of Z
@@ -32,6 +32,7 @@ pub fn activation_forward(
         Activation::Geglu => gated_forward(z, h, gelu),
         Activation::Swiglu => gated_forward(z, h, silu),
         Activation::Tanh => plain_forward(z, h, tanh),
+        Activation::Relu => plain_forward(z, h, relu),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
     }
     Ok(())
@@ -58,6 +59,7 @@ pub fn activation_backward(
         Activation::Geglu => gated_backward(dh, z, dz, gelu),
         Activation::Swiglu => gated_backward(dh, z, dz, silu),
         Activation::Tanh => plain_backward(dh, z, dz, tanh),
+        Activation::Relu => plain_backward(dh, z, dz, relu),
         activation => return Err(Error::Activation { operation: OPERATION, activation }),
     }
     Ok(())
@@ -121,6 +123,13 @@ fn tanh(z: f32) -> (f32, f32) {
     let far = if inner < 0.0 { -far } else { far };
     let value = if inner.abs() <= 0.625 { inner + inner * (square * m) } else { far };
     (value, 1.0 - value * value)
+}
+
+/// (ReLU(z), ReLU'(z)): the slope at 0 is 0, as in PyTorch, and that of NaN is NaN.
+#[inline(always)]
+fn relu(z: f32) -> (f32, f32) {
+    let value = if z <= 0.0 { 0.0 } else { z };
+    (value, if value > 0.0 { 1.0 } else { value })
 }
 
 /// z sigmoid2(exponent(z)) and its derivative, where slope = ln 2 * exponent'. Beyond +-limit the

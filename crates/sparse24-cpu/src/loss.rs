@@ -9,12 +9,22 @@ use crate::{Error, check, math, simd::vectorised};
 /// Rows per task.
 const ROWS: usize = 16;
 
+/// The second target of each row, and the share of the first.
+#[derive(Debug, Clone, Copy)]
+pub struct Mixed<'a> {
+    /// p ids.
+    pub targets: &'a [u32],
+    /// p shares in `[0, 1]`.
+    pub shares: &'a [f32],
+}
+
 /// The summed loss of all rows, in nats; overwrites the logits with their gradient.
 ///
 /// With q = softmax(logits) and t = (1 - smoothing) * one-hot(target) + smoothing / V: loss =
-/// -sum(t * ln q), dlogits = scale * (q - t). A row whose target is `ignore` adds no loss and gets
-/// zeros. Rows are added in order. logits `[p, V]`, row-major; p targets. A NaN or infinite logit
-/// makes its row's loss NaN or infinite.
+/// -sum(t * ln q), dlogits = scale * (q - t). In a row that is mixed, share * one-hot(target) +
+/// (1 - share) * one-hot(second target) takes the place of one-hot(target). A row whose target is
+/// `ignore` adds no loss and gets zeros. Rows are added in order. logits `[p, V]`, row-major; p
+/// targets. A NaN or infinite logit makes its row's loss NaN or infinite.
 ///
 /// # Errors
 /// [`Error::Shape`] unless there is one target per row; [`Error::Token`] for a target outside V
@@ -24,35 +34,48 @@ pub fn head_loss(
     targets: &[u32],
     ignore: Option<u32>,
     smoothing: f32,
+    mixed: Option<Mixed<'_>>,
     scale: f32,
 ) -> Result<f64, Error> {
     let (p, v) = logits.dim();
     check::shape("head_loss", "targets", [p, 1], [targets.len(), 1])?;
     check::tokens("head_loss", targets, ignore, v)?;
+    if let Some(Mixed { targets, shares }) = mixed {
+        check::shape("head_loss", "second targets", [p, 1], [targets.len(), 1])?;
+        check::shape("head_loss", "shares", [p, 1], [shares.len(), 1])?;
+        check::tokens("head_loss", targets, None, v)?;
+    }
     let rows = check::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
-    let losses = rows.zip(targets.par_chunks(ROWS)).map(|(rows, targets)| {
+    let losses = rows.zip(targets.par_chunks(ROWS)).enumerate().map(|(task, (rows, targets))| {
         let mut loss = 0.0;
         vectorised(
             #[inline(always)]
             || {
-                for (row, &target) in rows.chunks_exact_mut(v).zip(targets) {
+                for (i, (row, &target)) in rows.chunks_exact_mut(v).zip(targets).enumerate() {
                     if Some(target) == ignore {
                         row.fill(0.0);
                         continue;
                     }
                     let target = target as usize;
+                    let (second, share) = mixed.map_or((target, 1.0), |mixed| {
+                        let at = task * ROWS + i;
+                        (mixed.targets[at] as usize, mixed.shares[at])
+                    });
                     let maximum = math::maximum(row);
                     let sum = math::sum(row, |x| math::exp(x - maximum));
                     let below = math::sum(row, |x| x - maximum);
                     let even = f64::from(smoothing);
-                    let expected = (1.0 - even) * f64::from(row[target] - maximum)
-                        + even * f64::from(below) / v as f64;
+                    let of = f64::from(share);
+                    let wanted = of * f64::from(row[target] - maximum)
+                        + (1.0 - of) * f64::from(row[second] - maximum);
+                    let expected = (1.0 - even) * wanted + even * f64::from(below) / v as f64;
                     loss += f64::from(sum).ln() - expected;
                     let (inverse, floor) = (scale / sum, scale * smoothing / v as f32);
                     for value in row.iter_mut() {
                         *value = math::exp(*value - maximum) * inverse - floor;
                     }
-                    row[target] -= scale * (1.0 - smoothing);
+                    row[target] -= scale * (1.0 - smoothing) * share;
+                    row[second] -= scale * (1.0 - smoothing) * (1.0 - share);
                 }
             },
         );

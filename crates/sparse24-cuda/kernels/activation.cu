@@ -1,5 +1,5 @@
 // gelu_*, gelu_erf_*: h = GELU(z), dz = dh * GELU'(z), in the tanh and in the erf form
-// tanh_*: h = tanh(z), dz = dh * tanh'(z)
+// tanh_*, relu_*: h = tanh(z), dz = dh * tanh'(z), and likewise max(z, 0)
 // geglu_*, swiglu_*: with a, b the halves of z and A = GELU or SiLU, h = A(a) * b and
 //      dz = [dh * b * A'(a), dh * A(a)]
 // in   bf16: z [p,f], gated [p,2f]; dh [p,f]
@@ -53,6 +53,7 @@ __device__ __forceinline__ void plain_backward_at(const bf16* dh, const bf16* z,
 PLAIN(gelu_forward, gelu_backward, Gelu)
 PLAIN(gelu_erf_forward, gelu_erf_backward, GeluErf)
 PLAIN(tanh_forward, tanh_backward, Tanh)
+PLAIN(relu_forward, relu_backward, Relu)
 
 template <class A, int WIDTH>
 __device__ __forceinline__ void gated_forward(const bf16* z, bf16* h, u32 runs, u32 f) {

@@ -1,5 +1,5 @@
 // Nonlinearities with their derivatives, as sparse24_cpu::activation: GELU (tanh form) and SiLU as
-// z / (1 + 2^-y) with y(z) a polynomial, GELU (erf form), and tanh.
+// z / (1 + 2^-y) with y(z) a polynomial, GELU (erf form), tanh, and ReLU.
 #pragma once
 #include "scalar.cuh"
 
@@ -76,5 +76,13 @@ struct Tanh {
         float far = copysignf(1.0f - 2.0f * sigmoid2(-2.8853901f * fabsf(inner)), inner);
         float value = fabsf(inner) <= 0.625f ? inner + inner * (square * m) : far;
         return {value, 1.0f - value * value};
+    }
+};
+
+// The slope of NaN is NaN.
+struct Relu {
+    static __device__ __forceinline__ Activated at(float z) {
+        float value = z <= 0.0f ? 0.0f : z;
+        return {value, value > 0.0f ? 1.0f : value};
     }
 };

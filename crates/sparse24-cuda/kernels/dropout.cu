@@ -1,8 +1,10 @@
 // dropout: x = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform of
 //      at least p
+// drop_sequences: the same for all of a sequence, whose number takes the place of e; sequences have
+//      `length` elements
 // in   state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
 // out  x bf16 [elements], in place
-// pre  x 16-byte aligned; at most 2^34 elements
+// pre  x 16-byte aligned; at most 2^34 elements, or sequences; `length` is a multiple of 8
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
 // ref  sparse24_cpu::dropout
 #include "pdl.cuh"
@@ -42,4 +44,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (first + i < elements)
                 x[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    drop_sequences(bf16* x, u64 elements, u64 length, const StepState* state, u32 site, float p,
+                   float scale) {
+    u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
+    if (first >= elements) return;
+    pdl_wait();
+    u64 sequence = first / length;
+    uint4 drawn = philox(uniform_state(*state), site, u32(sequence / 4));
+    uint2 pair = sequence & 2 ? make_uint2(drawn.z, drawn.w) : make_uint2(drawn.x, drawn.y);
+    u32 word = sequence & 1 ? pair.y : pair.x, least = least_kept(p);
+    Run<8> run = widen(*reinterpret_cast<const uint4*>(x + first));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], word, least, scale);
+    store(x + first, run);
 }

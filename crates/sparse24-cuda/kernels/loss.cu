@@ -1,6 +1,7 @@
 // head_loss, loss_forward: with q = softmax(logits) and t = (1 - smoothing) * one-hot(target) +
 //      smoothing / vocabulary for each row, losses = -sum(t * ln q); head_loss also overwrites the
-//      logits with loss_scale * (q - t)
+//      logits with loss_scale * (q - t). With second targets, share * one-hot(target) +
+//      (1 - share) * one-hot(second) takes the place of one-hot(target)
 // squared_error: losses = (z - t)^2 for column 0 of the logits, z, where a target has the bits of
 //      the f32 t; z becomes 2 * loss_scale * (z - t), other columns 0
 // span_loss: one block per sequence of `rows` rows; with q = softmax over the first lengths[i] rows
@@ -10,7 +11,8 @@
 // loss_sum: *loss = sum(losses), or += it; raises the flag of health if the result is not finite
 // in   logits bf16 [rows, columns], where columns beyond `vocabulary` are padding and get zeros;
 //      targets u32 [rows]: all ones is ignored (loss 0, zeros), another one outside the vocabulary
-//      makes the row's loss and gradient NaN, as does a span that ends beyond its length; lengths
+//      makes the row's loss and gradient NaN, as do a second target u32 [rows] outside it and a
+//      span that ends beyond its length; shares f32 [rows], null with the second targets; lengths
 //      u32 [sequences], at most `rows`; state: loss_scale; a null health is not written
 // out  logits in place; losses f32 [rows], overwritten; loss f32; health
 // pre  columns % 8 == 0, 16-byte aligned; the first `held` vectors of 8 fit in the launch's shared
@@ -78,7 +80,8 @@ __device__ __forceinline__ Exponentials of_block(Exponentials own) {
 enum class Gradient { Wanted, Absent };
 
 template <Gradient GRADIENT>
-__device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float* losses,
+__device__ __forceinline__ void row_loss(bf16* logits, const u32* targets,
+                                         const u32* seconds, const float* shares, float* losses,
                                          u32 columns, u32 vocabulary, u32 held, float smoothing,
                                          const StepState* state) {
     extern __shared__ uint4 kept[];
@@ -94,8 +97,11 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    float at_target = target < vocabulary ? widen(logits[target]) : __int_as_float(0x7fffffff),
-          lowest = __int_as_float(0xff800000);
+    u32 second = seconds ? seconds[blockIdx.x] : target;
+    float share = seconds ? shares[blockIdx.x] : 1.0f;
+    float nan = __int_as_float(0x7fffffff), lowest = __int_as_float(0xff800000);
+    float at_target = target < vocabulary ? widen(logits[target]) : nan,
+          at_second = second < vocabulary ? widen(logits[second]) : nan;
     Exponentials own = {lowest, lowest, 0.0f, 0.0f};
     for (u32 first = threadIdx.x; first < whole; first += AHEAD * blockDim.x) {
         uint4 raw[AHEAD];
@@ -120,14 +126,19 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
     float floor = smoothing / float(vocabulary);
     if (threadIdx.x == 0)
         losses[blockIdx.x] = (row.shift * LN2 + logf(row.sum)) -
-                             ((1.0f - smoothing) * at_target + floor * row.total);
+                             ((1.0f - smoothing) *
+                                  (share * at_target + (1.0f - share) * at_second) +
+                              floor * row.total);
     if (GRADIENT == Gradient::Absent) return;
     // A target outside the vocabulary is NaN here too.
     float scale = state->loss_scale;
-    float inverse = scale / row.sum + (target < vocabulary ? 0.0f : at_target);
+    float inverse = scale / row.sum + (target < vocabulary && second < vocabulary ? 0.0f : nan);
     floor *= scale;
     auto gradient = [&](float x) { return power_of_two(x * LOG2E - row.shift) * inverse - floor; };
-    auto of_target = [&] { return narrow(gradient(at_target) - scale * (1.0f - smoothing)); };
+    auto of_column = [&](u32 c, float x) {
+        float wanted = (c == target ? share : 0.0f) + (c == second ? 1.0f - share : 0.0f);
+        return narrow(gradient(x) - scale * (1.0f - smoothing) * wanted);
+    };
 #pragma unroll 2
     for (u32 i = threadIdx.x; i < whole; i += blockDim.x) {
         Vector x = widen(i < held ? kept[i] : vectors[i]);
@@ -135,26 +146,26 @@ __device__ __forceinline__ void row_loss(bf16* logits, const u32* targets, float
         for (int e = 0; e < 8; ++e) x.at[e] = gradient(x.at[e]);
         vectors[i] = make_uint4(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]),
                                 narrow_pair(x.at[4], x.at[5]), narrow_pair(x.at[6], x.at[7]));
-        if (i == target / 8) logits[target] = of_target();
+        if (i == target / 8) logits[target] = of_column(target, at_target);
+        if (i == second / 8) logits[second] = of_column(second, at_second);
     }
     for (u32 c = 8 * whole + threadIdx.x; c < columns; c += blockDim.x)
-        logits[c] = c == target      ? of_target()
-                    : c < vocabulary ? narrow(gradient(widen(logits[c])))
-                                     : bf16{0};
+        logits[c] = c < vocabulary ? of_column(c, widen(logits[c])) : bf16{0};
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-    head_loss(bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
-              u32 held, float smoothing, const StepState* state) {
-    row_loss<Gradient::Wanted>(logits, targets, losses, columns, vocabulary, held, smoothing,
-                               state);
+    head_loss(bf16* logits, const u32* targets, const u32* seconds, const float* shares,
+              float* losses, u32 columns, u32 vocabulary, u32 held, float smoothing,
+              const StepState* state) {
+    row_loss<Gradient::Wanted>(logits, targets, seconds, shares, losses, columns, vocabulary, held,
+                               smoothing, state);
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-    loss_forward(const bf16* logits, const u32* targets, float* losses, u32 columns, u32 vocabulary,
-                 float smoothing) {
-    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, losses, columns, vocabulary, 0,
-                               smoothing, nullptr);
+    loss_forward(const bf16* logits, const u32* targets, const u32* seconds, const float* shares,
+                 float* losses, u32 columns, u32 vocabulary, float smoothing) {
+    row_loss<Gradient::Absent>(const_cast<bf16*>(logits), targets, seconds, shares, losses, columns,
+                               vocabulary, 0, smoothing, nullptr);
 }
 
 // A thread has a row.

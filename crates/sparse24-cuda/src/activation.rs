@@ -60,7 +60,7 @@ pub fn backward(
 }
 
 /// Every activation with the operation and the kernel of its forward and of its backward pass.
-static KERNELS: [(Activation, [(&str, &str); 2]); 5] = [
+static KERNELS: [(Activation, [(&str, &str); 2]); 6] = [
     (Activation::Gelu, [("gelu forward", "gelu_forward"), ("gelu backward", "gelu_backward")]),
     (
         Activation::GeluErf,
@@ -72,6 +72,7 @@ static KERNELS: [(Activation, [(&str, &str); 2]); 5] = [
         [("swiglu forward", "swiglu_forward"), ("swiglu backward", "swiglu_backward")],
     ),
     (Activation::Tanh, [("tanh forward", "tanh_forward"), ("tanh backward", "tanh_backward")]),
+    (Activation::Relu, [("relu forward", "relu_forward"), ("relu backward", "relu_backward")]),
 ];
 
 fn kernels(activation: Activation) -> Result<[(&'static str, &'static str); 2], Error> {

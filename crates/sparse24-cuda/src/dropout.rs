@@ -1,4 +1,5 @@
-//! Dropout from the counter-based stream, as in `sparse24_cpu::dropout`.
+//! Dropout of elements or of whole sequences from the counter-based stream, as in
+//! `sparse24_cpu::dropout`.
 
 use half::bf16;
 use sparse24_core::op::Dropout;
@@ -11,6 +12,8 @@ use crate::{
 /// The most elements that the stream can number.
 pub const MAX_ELEMENTS: usize = 1 << 34;
 
+const THREADS: u32 = 256;
+
 /// x = dropout(x), in place, with elements numbered row by row at the step state of
 /// [`Device::set_step`]. The backward pass is the same call on the gradient.
 ///
@@ -22,7 +25,6 @@ pub fn dropout(
     x: Matrix<bf16>,
     &Dropout { p, site }: &Dropout,
 ) -> Result<(), Error> {
-    const THREADS: u32 = 256;
     let elements = x.elements();
     device
         .checks("dropout")
@@ -34,5 +36,35 @@ pub fn dropout(
         "dropout",
         Grid::line(elements.div_ceil(8 * THREADS as usize), THREADS),
         &arguments![x, elements as u64, state, site.word(), p, scale],
+    )
+}
+
+/// Keeps whole sequences of x `[p, d]`, scaled by 1 / (1 - p), or zeroes them, in place: the number
+/// of a sequence takes the place of an element's in [`dropout`]. The backward pass is the same call
+/// on the gradient.
+///
+/// # Errors
+/// Errors of [`dropout`]; [`Error::Shape`] unless the rows are whole sequences and d is a multiple
+/// of 8.
+pub fn drop_sequences(
+    device: &mut Device,
+    x: Matrix<bf16>,
+    sequence_length: usize,
+    &Dropout { p, site }: &Dropout,
+) -> Result<(), Error> {
+    let shape @ [rows, d] = x.shape();
+    let sequences = rows.checked_div(sequence_length).unwrap_or(0);
+    device
+        .checks("drop sequences")
+        .below_one("the dropout probability", p)?
+        .columns_of("x", shape, 8)?
+        .input("x", x, [sequences * sequence_length, d], 16)?
+        .limit("the number of sequences", sequences, MAX_ELEMENTS)?;
+    let (scale, state, elements) = (1.0 / (1.0 - p), device.state(), x.elements());
+    let length = (sequence_length * d) as u64;
+    device.launch(
+        "drop_sequences",
+        Grid::line(elements.div_ceil(8 * THREADS as usize), THREADS),
+        &arguments![x, elements as u64, length, state, site.word(), p, scale],
     )
 }

@@ -164,6 +164,7 @@ pub const SOURCES: &[Source] = sources! {
     "activation" Activation: [
         "gelu_forward", "gelu_backward", "gelu_erf_forward", "gelu_erf_backward", "geglu_forward",
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
+        "relu_forward", "relu_backward",
     ], ALL, On;
     "add" Norm: ["add"], ALL, Off;
     "attention_backward" Attention: [
@@ -186,7 +187,7 @@ pub const SOURCES: &[Source] = sources! {
     ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
     "bias_grad" Bias: ["column_sums", "row_sums"], ALL, Off;
     "compress_weight" Mask: ["compress_weight", "compress_forward", "prune_dense"], ALL, Off;
-    "dropout" Dropout: ["dropout"], ALL, Off;
+    "dropout" Dropout: ["dropout", "drop_sequences"], ALL, Off;
     "embedding" Embedding: [
         "embed_forward", "embed_sort", "embed_order", "embed_runs", "embed_join",
         "embed_positions",

@@ -16,8 +16,10 @@ pub const IGNORE: u32 = u32::MAX;
 /// The loss of each row against its target.
 ///
 /// With q = softmax(logits) over the vocabulary and t = (1 - smoothing) one-hot(target) + smoothing
-/// / vocabulary, loss = -sum(t ln q). A row whose target is [`IGNORE`] has loss 0. Another target
-/// outside the vocabulary, or a logit that is not finite, makes the row's loss NaN or infinite.
+/// / vocabulary, loss = -sum(t ln q). In a row that is mixed, share one-hot(target) + (1 - share)
+/// one-hot(second target) takes the place of one-hot(target). A row whose target is [`IGNORE`] has
+/// loss 0. Another target outside the vocabulary, a second target outside it, or a logit that is
+/// not finite, makes the row's loss NaN or infinite.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLoss {
     /// Logits `[rows, columns]`; columns are a multiple of 8, and those beyond `vocabulary` are
@@ -29,6 +31,8 @@ pub struct HeadLoss {
     pub vocabulary: usize,
     /// Label smoothing, in [0, 1).
     pub smoothing: f32,
+    /// The second target of each row `[rows, 1]`, and the share of the first `[rows, 1]`.
+    pub mixed: Option<(Matrix<u32>, Matrix<f32>)>,
     /// Losses in nats `[rows, 1]`, overwritten.
     pub losses: Matrix<f32>,
 }
@@ -48,7 +52,8 @@ pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
     const VECTOR: usize = 16;
     const KEPT: usize = (98 << 10) / VECTOR + 16;
     let [rows, columns] = op.check(device, "head loss")?;
-    let HeadLoss { logits, targets, vocabulary, smoothing, losses } = *op;
+    let HeadLoss { logits, targets, vocabulary, smoothing, mixed, losses } = *op;
+    let (seconds, shares) = mixed.unzip();
     let held = (vocabulary / 8).min(KEPT);
     let grid = Grid { shared: (held * VECTOR) as u32, ..Grid::line(rows, threads(vocabulary)) };
     let [columns, vocabulary, held] = [columns, vocabulary, held].map(|size| size as u32);
@@ -56,7 +61,9 @@ pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
     device.launch(
         "head_loss",
         grid,
-        &arguments![logits, targets, losses, columns, vocabulary, held, smoothing, state],
+        &arguments![
+            logits, targets, seconds, shares, losses, columns, vocabulary, held, smoothing, state
+        ],
     )
 }
 
@@ -66,13 +73,14 @@ pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
 /// See [`head_loss`].
 pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
     let [rows, columns] = op.check(device, "loss forward")?;
-    let HeadLoss { logits, targets, vocabulary, smoothing, losses } = *op;
+    let HeadLoss { logits, targets, vocabulary, smoothing, mixed, losses } = *op;
+    let (seconds, shares) = mixed.unzip();
     let grid = Grid::line(rows, threads(vocabulary));
     let (columns, vocabulary) = (columns as u32, vocabulary as u32);
     device.launch(
         "loss_forward",
         grid,
-        &arguments![logits, targets, losses, columns, vocabulary, smoothing],
+        &arguments![logits, targets, seconds, shares, losses, columns, vocabulary, smoothing],
     )
 }
 
@@ -182,6 +190,10 @@ impl HeadLoss {
             .input("targets", self.targets, [rows, 1], 4)?
             .output("logits", self.logits, shape, 16)?
             .output("losses", self.losses, [rows, 1], 4)?;
+        if let Some((seconds, shares)) = self.mixed {
+            checks.input("second targets", seconds, [rows, 1], 4)?;
+            checks.input("shares", shares, [rows, 1], 4)?;
+        }
         Ok(shape)
     }
 }

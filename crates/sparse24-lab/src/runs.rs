@@ -27,11 +27,10 @@ pub(crate) use run_result::{builds, tokens_of};
 use sparse24_run::{
     Error, checkpoint,
     config::Config,
-    data::Dataset,
     disk,
     run::{
-        Asked, Damaged, Given, Observer, Part, Resume, Run, RunDirectory, StepMetrics, data_source,
-        open_dataset, run_config,
+        Asked, Damaged, Given, Observer, Part, Resume, Run, RunData, RunDirectory, StepMetrics,
+        open_data, run_config,
     },
 };
 
@@ -227,15 +226,17 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     Err(Error::file(path, problem))
 }
 
-/// The dataset of a configuration, opened once for all runs that share it.
-fn dataset_of(config: &Config, opened: &Mutex<Option<Dataset>>) -> Result<Dataset, Error> {
+/// The data of a configuration, opened once for all runs that share it.
+fn dataset_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, Error> {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-    match opened.as_ref().filter(|dataset| dataset.is_of(&data_source(config))) {
-        Some(dataset) => {
-            dataset.check_context(config.model.sequence_length)?;
-            Ok(dataset.clone())
+    match opened.as_ref().filter(|data| data.is_of(config)) {
+        Some(data) => {
+            if let RunData::Text(dataset) = data {
+                dataset.check_context(config.model.sequence_length)?;
+            }
+            Ok(data.clone())
         }
-        None => Ok(opened.insert(open_dataset(config)?).clone()),
+        None => Ok(opened.insert(open_data(config)?).clone()),
     }
 }
 
@@ -264,7 +265,7 @@ fn train(
     member: &Member,
     keep: Keep,
     watcher: &mut dyn Watcher,
-    (halted, opened): (&AtomicBool, &Mutex<Option<Dataset>>),
+    (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml")) {
@@ -274,7 +275,7 @@ fn train(
         RunDirectory::check_free(&path).map_err(|error| match error {
             Error::File { path, .. } => Error::file(
                 path,
-                "is no run, as it holds no config.toml, but is not empty; remove it to train it \
+                "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
                     again",
             ),
             other => other,

@@ -18,7 +18,7 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::{Config, MethodConfig, read_table, renamed},
-    run::{of_dataset, open_dataset},
+    run::{of_data, open_data},
 };
 use sparse24_train::{
     method::{Ends, Phase, Until},
@@ -218,7 +218,10 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// Checks that there are `least` seeds, that no seed is listed twice, and that TOML can hold each.
-pub(crate) fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Error::Setting`].
+pub fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
     let refuse = |problem: String| Err(Error::setting("seeds", problem));
     if seeds.len() < least {
         let why = if least > 1 { ", since one difference has no interval" } else { "" };
@@ -247,7 +250,7 @@ impl Search {
     /// [`Error::File`] for a folder that is in use, holds something else, or a search with other
     /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
-        plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
+        plan.data = Some(of_data(&open_data(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let read = |file: &Path| Ok(Plan::read(file)?.identity());
         let folder = Folder::open(path, DESCRIPTION, &text, &plan.identity(), read)?;

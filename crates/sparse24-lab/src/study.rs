@@ -11,7 +11,7 @@ use std::path::Path;
 
 use sparse24_run::{
     Error,
-    run::{of_dataset, open_dataset},
+    run::{of_data, open_data},
 };
 
 pub use plan::{Overrides, Plan};
@@ -32,7 +32,7 @@ impl Study {
     /// [`Error::File`] for a folder that is in use, holds something else, or a study with other
     /// settings; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
-        plan.data = Some(of_dataset(&open_dataset(&plan.base)?));
+        plan.data = Some(of_data(&open_data(&plan.base)?));
         let read = |file: &Path| Ok(Plan::read_resolved(file)?.identity());
         let folder = Folder::open(path, "study.toml", &plan.to_toml(), &plan.identity(), read)?;
         let study = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };

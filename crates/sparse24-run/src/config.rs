@@ -14,12 +14,15 @@ use toml::{Table, Value};
 use crate::{
     Error,
     data::{self, Tokenizer, TokenizerKind},
+    images::{Augmentation, ImageSource},
     task::{self, Layout, TASKS, Task, TaskSource},
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, gpt2},
+    model::{
+        ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, deit, gpt2,
+    },
     nn::Bias,
 };
 
@@ -29,12 +32,14 @@ mod method;
 mod optimizer;
 pub mod preset;
 pub mod renamed;
+mod run;
 mod unknown;
 
 pub(crate) use check::{MOST, MOST_LAYERS};
 pub use document::{dotted, meant, read_table, table_of};
 pub use method::MethodConfig;
 pub use optimizer::{OptimizerConfig, OptimizerName};
+pub use run::{OnNonFinite, RunConfig};
 pub use unknown::unknown;
 
 use document::{DOCUMENT, apply, from_table, on_preset, overlay};
@@ -59,6 +64,9 @@ pub struct Config {
     pub batch: BatchConfig,
     /// The corpus.
     pub data: DataConfig,
+    /// The variation of training images.
+    #[serde(default)]
+    pub augmentation: Augmentation,
     /// The task of a fine-tuning.
     #[serde(default)]
     pub task: TaskConfig,
@@ -83,14 +91,26 @@ pub struct ModelConfig {
     pub d_model: usize,
     /// Width of the feed-forward network; a multiple of 4.
     pub d_ff: usize,
-    /// Tokens per sequence.
+    /// Tokens per sequence; of a DeiT, its patches and the class token.
     pub sequence_length: usize,
+    /// Pixels of a side of an image, of a DeiT; 0 for a model of text.
+    #[serde(default)]
+    pub image_size: usize,
+    /// Pixels of a side of a patch; they divide those of an image.
+    #[serde(default)]
+    pub patch_size: usize,
     /// Activation of the feed-forward network.
     pub activation: Activation,
     /// Whether linear layers and norms have biases.
     pub bias: bool,
     /// Dropout probability, in [0, 1).
     pub dropout: f32,
+    /// Probability in [0, 1) that a DeiT's last block drops a half block; 0 in its first, linear.
+    #[serde(default)]
+    pub drop_path: f32,
+    /// Label smoothing of a DeiT's training loss, in [0, 1).
+    #[serde(default)]
+    pub label_smoothing: f32,
     /// Linear layers that a method may prune.
     pub sparsify: Sparsify,
     /// Activations that the backward pass recomputes instead of keeping; changes no result.
@@ -98,23 +118,33 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The parameter whose rows are the vocabulary.
+    /// The parameter whose rows are the vocabulary or the classes.
     #[must_use]
     pub fn token_table(&self) -> &'static str {
         match self.kind {
             ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
             ModelKind::Bert => bert::TOKEN_TABLE,
             ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
+            ModelKind::Deit => deit::CLASS_TABLE,
         }
     }
 
-    /// Token ids of the model, for data with this many: BERT's mask token is one more, unless the
-    /// tokenizer has one.
+    /// Token ids for data with this many: BERT's mask token is one more, if the tokenizer has none.
     #[must_use]
     pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
         let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
+        self.with_mask(data, has_mask)
+    }
+
+    /// Like [`Self::vocabulary`], for data that are not read.
+    #[must_use]
+    pub fn usual_vocabulary(&self, tokenizer: TokenizerKind) -> usize {
+        self.with_mask(tokenizer.usual_vocabulary(), tokenizer == TokenizerKind::WordPiece)
+    }
+
+    fn with_mask(&self, data: u32, has_mask: bool) -> usize {
         let needs_mask = match self.kind {
-            ModelKind::Gpt2 => false,
+            ModelKind::Gpt2 | ModelKind::Deit => false,
             ModelKind::Bert | ModelKind::CrammedBert => true,
         };
         data as usize + usize::from(needs_mask && !has_mask)
@@ -133,6 +163,8 @@ pub enum ModelKind {
     /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
     /// head for masked tokens.
     CrammedBert,
+    /// DeiT: a classifier of images.
+    Deit,
 }
 
 impl ModelKind {
@@ -142,6 +174,7 @@ impl ModelKind {
         match model {
             ModelSpec::Bert(_) => Self::Bert,
             ModelSpec::CrammedBert(_) => Self::CrammedBert,
+            ModelSpec::Deit(_) => Self::Deit,
             _ => Self::Gpt2,
         }
     }
@@ -181,62 +214,16 @@ pub struct TaskConfig {
     pub name: String,
     /// Outputs per example: the classes, or 1 for a number.
     pub outputs: usize,
+    /// Names of the classes in order, for a task that finds them in its training split; empty for
+    /// other tasks, and in runs that do not know them.
+    #[serde(default)]
+    pub classes: Vec<String>,
     /// Tokens per example; longer ones are cut. 0 is the model's sequence length.
     pub max_length: usize,
     /// Tokens between the beginnings of the windows of a text that is longer than an example; 0 for
     /// tasks without windows.
     #[serde(default)]
     pub stride: usize,
-}
-
-/// When to measure and save, and when to stop early. An interval of 0 steps is never.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunConfig {
-    /// Steps between evaluations on the validation split; there is always one at the end.
-    pub eval_every: u32,
-    /// Validation tokens of an evaluation, in evenly spaced sequences; 0 is all.
-    #[serde(default)]
-    pub eval_tokens: usize,
-    /// Steps between samples of the flip rate.
-    pub flip_every: u32,
-    /// Steps between samples of the instruments: the norm that masks keep, gaps and flips of tiles,
-    /// and the noise of sampled gradients.
-    #[serde(default)]
-    pub instrument_every: u32,
-    /// Steps between checkpoints; there is always one at the end of a phase and of the run.
-    pub checkpoint_every: u32,
-    /// Newest checkpoints to keep, besides those at the end of a sparse phase.
-    pub keep_last: usize,
-    /// Checkpoints of multiples of this step are kept too.
-    pub keep_every: u32,
-    /// Whether an evaluation with a lower loss than all before it is followed by a checkpoint,
-    /// which is kept until the next such one.
-    #[serde(default)]
-    pub keep_best: bool,
-    /// Treatment of a loss or gradient that is not finite.
-    pub on_nonfinite: OnNonFinite,
-    /// Steps that may be skipped in the whole run.
-    pub skip_limit: u32,
-    /// A loss this many standard deviations above the mean of the previous ones ends the run; 0 is
-    /// off.
-    pub spike_z: f32,
-    /// Number of those previous losses.
-    pub spike_window: usize,
-    /// Directory of a dense run of the same schedule whose flip rates are the reference; empty is
-    /// none.
-    #[serde(default)]
-    pub flip_reference: String,
-}
-
-/// Treatment of a loss or gradient that is not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnNonFinite {
-    /// End the run.
-    Stop,
-    /// Skip the update of this step.
-    Skip,
 }
 
 /// The device.
@@ -277,9 +264,10 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 19] = [
+pub(crate) const UNSET: [(&str, &str); 31] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
+    ("task.classes", "[]"),
     ("task.max_length", "0"),
     ("task.stride", "0"),
     ("optimizer.name", "\"adamw\""),
@@ -291,6 +279,17 @@ pub(crate) const UNSET: [(&str, &str); 19] = [
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),
+    ("model.image_size", "0"),
+    ("model.patch_size", "0"),
+    ("model.drop_path", "0.0"),
+    ("model.label_smoothing", "0.0"),
+    ("augmentation.repeats", "0"),
+    ("augmentation.flip", "0.0"),
+    ("augmentation.rand_augment", "0.0"),
+    ("augmentation.rand_augment_deviation", "0.0"),
+    ("augmentation.random_erasing", "0.0"),
+    ("augmentation.mixup", "0.0"),
+    ("augmentation.cutmix", "0.0"),
     ("method.decay", "\"\""),
     ("method.forward", "\"\""),
     ("method.dgrad", "\"\""),
@@ -422,14 +421,23 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
-            ModelKind::Bert | ModelKind::CrammedBert => Layout::Bert,
+            // DeiT has no task of texts, which the check refuses.
+            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => Layout::Bert,
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);
             let (max_length, stride) = (self.batch_length(), self.task.stride);
-            TaskSource { task, folder, layout, max_length, stride }
+            let classes = self.task.classes.clone();
+            TaskSource { task, folder, layout, classes, max_length, stride }
         };
         Ok(self.task()?.map(source))
+    }
+
+    /// The images of a DeiT.
+    pub(crate) fn image_source(&self) -> Option<ImageSource> {
+        let ModelConfig { kind, image_size: size, patch_size: patch, .. } = self.model;
+        let (folder, augmentation) = (PathBuf::from(&self.data.path), self.augmentation);
+        (kind == ModelKind::Deit).then_some(ImageSource { folder, size, patch, augmentation })
     }
 
     /// Tokens per sequence of a batch.
@@ -476,7 +484,15 @@ impl Config {
             ("activation", word(Value::try_from(activation))),
             ("bias", (bias == Bias::Present).to_string()),
         ];
-        settings.map(|(key, value)| format!("model.{key}={value}")).to_vec()
+        let images = match model {
+            ModelSpec::Deit(spec) => vec![
+                ("image_size", spec.image_size.to_string()),
+                ("patch_size", spec.patch_size.to_string()),
+            ],
+            _ => Vec::new(),
+        };
+        let settings = settings.into_iter().chain(images);
+        settings.map(|(key, value)| format!("model.{key}={value}")).collect()
     }
 
     /// This configuration, overlaid with a document.
@@ -493,13 +509,20 @@ impl Config {
     }
 
     /// A layer over this configuration, unchecked: a document and settings. Another method brings
-    /// its own lambda, unless the layer sets one or this one's is not its method's own.
+    /// its own lambda, unless the layer sets one or this one's is not its method's own; images and
+    /// patches of another size bring the sequence length of a DeiT, unless the layer sets one.
     fn under(&self, document: Table, settings: &[String]) -> Result<Self, Error> {
         let sets_lambda = has(&document, "method", "lambda") || sets(settings, "method.lambda");
+        let sets_length =
+            has(&document, "model", "sequence_length") || sets(settings, "model.sequence_length");
         let mut table = table_of(self);
         overlay(&mut table, document, "")?;
         let table = settings.iter().try_fold(table, |table, setting| apply(table, setting))?;
         let mut above: Self = from_table(table)?;
+        if above.model.kind == ModelKind::Deit && !sets_length {
+            let side = above.model.image_size.checked_div(above.model.patch_size).unwrap_or(0);
+            above.model.sequence_length = side.saturating_mul(side).saturating_add(1);
+        }
         let is_other = above.method.name != self.method.name;
         if is_other && !sets_lambda && preset::own_lambda(self) == Some(self.method.lambda) {
             above.method.lambda = preset::own_lambda(&above).unwrap_or(self.method.lambda);
@@ -557,5 +580,21 @@ mod tests {
         let config = Config::resolve(preset, None, &settings).unwrap();
         assert_eq!(config.overrides(), settings);
         assert_eq!(Config::resolve(preset, None, &[]).unwrap().overrides(), [""; 0]);
+    }
+
+    #[test]
+    fn settings_that_are_probably_unintended_have_a_remark() {
+        for (settings, expected) in [
+            (["optimizer.warmup_steps=100", "steps=100"], "warm-up (optimizer.warmup_steps = 100)"),
+            (["method.name=dense", "method.lambda=1.0"], "method.lambda has no effect"),
+            (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1901"], "than the 1900 steps"),
+            (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1900"], ""),
+        ] {
+            let settings = settings.map(str::to_owned);
+            let config = Config::resolve(Some("shakespeare-char-cpu"), None, &settings).unwrap();
+            let remarks = config.remarks().join("; ");
+            assert!(remarks.contains(expected), "{settings:?}: {remarks}");
+            assert_eq!(remarks.is_empty(), expected.is_empty(), "{settings:?}: {remarks}");
+        }
     }
 }

@@ -30,10 +30,12 @@ mod split;
 mod tokenizer;
 mod tokens;
 
+pub(crate) use ahead::Ahead;
 pub use ahead::ReadAhead;
 pub use batch::{Draw, EvaluationWindows};
 pub use corpus::{Corpus, VALIDATION_FRACTION};
 pub use dataset::{Dataset, Source};
+pub(crate) use files::list as list_files;
 pub use fingerprint::Progress;
 pub use folder::{Opening, Scan, is_shards, tokenizer_of};
 pub use prepare::{HeldOut, Preparation};

@@ -382,8 +382,8 @@ pub fn fill_folder(
 /// The file that what is written to `path` replaces: itself, or what it links to, whether that
 /// exists or not.
 ///
-/// Refuses what exists and is no regular file: a rename would put a file in the place of a pipe or
-/// a device.
+/// Refuses a folder that does not exist, and what exists and is no regular file: a rename would put
+/// a file in the place of a pipe or a device.
 pub fn destination(path: &Path) -> Result<PathBuf, Error> {
     let failed = |e| Error::io("write", path, e);
     match fs::metadata(path) {
@@ -400,7 +400,7 @@ pub fn destination(path: &Path) -> Result<PathBuf, Error> {
         Err(e) if e.kind() == ErrorKind::NotFound && path.is_symlink() => {
             destination(&parent(path).join(fs::read_link(path).map_err(failed)?))
         }
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(path.to_owned()),
+        Err(e) if e.kind() == ErrorKind::NotFound && parent(path).is_dir() => Ok(path.to_owned()),
         Err(e) => Err(failed(e)),
     }
 }

@@ -1,5 +1,5 @@
-//! Import and export of Hugging Face's models: weights, configuration and, on the way out,
-//! tokenizer.
+//! Import and export of Hugging Face's models and of timm's: weights, configuration and, on the way
+//! out, tokenizer.
 //!
 //! | step | type |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | a model to a folder | [`export()`] |
 //!
 //! Invariant: an import returns the requested tensors, finite and in their shapes, or an error that
-//! names the wrong one; an export is a folder that `from_pretrained` loads, or nothing.
+//! names the wrong one; an export is a folder that the library loads, or nothing.
 
 mod bert;
 mod config;
@@ -18,13 +18,14 @@ mod folder;
 mod format;
 mod gpt2;
 mod import;
+mod timm;
 mod tokenizer;
 
 #[cfg(test)]
 mod tests;
 
 pub use export::{Dtype, Exported, Values, export};
-pub use folder::{Description, FORMATS, FolderModel, shapes};
+pub use folder::{Description, FORMATS, FolderModel, numbered, shapes};
 pub use format::Format;
 pub use import::{Imported, import};
 pub use tokenizer::{FolderTokenizer, folder_tokenizer};

@@ -18,6 +18,7 @@ pub mod config;
 pub mod data;
 pub mod disk;
 mod error;
+pub mod images;
 pub mod interchange;
 mod json;
 pub mod machine;

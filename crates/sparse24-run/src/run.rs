@@ -42,17 +42,17 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_dataset,
-    open_dataset_with, run_config,
+    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_data,
+    open_data_with, open_dataset, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
-pub use identity::of_dataset;
+pub use identity::of_data;
 pub use imported::save_imported;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
 pub use observer::{Asked, Observer, Part};
-pub use provenance::{Initial, LambdaOrigin, Provenance};
+pub use provenance::{Initial, LambdaOrigin, Provenance, fingerprint};
 pub use sampler::Sampler;
 pub use start::{Damaged, Given, Resume};
 pub use training::{Ended, Run, Summary};

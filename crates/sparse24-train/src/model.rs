@@ -9,16 +9,19 @@ use crate::{
     Error,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     method::Method,
-    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity},
+    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity, no_text},
     objective::Batch,
     optim::UpdateRule,
 };
 
 pub mod bert;
 pub mod crammed_bert;
+pub mod deit;
 pub mod gpt2;
+mod masked_head;
 
 pub use bert::BertSpec;
+pub use deit::DeitSpec;
 pub use gpt2::Gpt2Spec;
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
@@ -49,19 +52,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
-    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        Err(no_outputs())
-    }
-}
-
-fn no_text() -> Error {
-    let problem = "this model does not generate text".to_owned();
-    Error::Setting { key: "model.kind".to_owned(), problem }
-}
-
-fn no_outputs() -> Error {
-    let problem = "this model predicts tokens and no class or value of a sequence".to_owned();
-    Error::Setting { key: "task.name".to_owned(), problem }
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
 }
 
 /// A model as numbers: what a recipe holds.
@@ -74,6 +65,8 @@ pub enum ModelSpec {
     Bert(BertSpec),
     /// The crammed BERT.
     CrammedBert(BertSpec),
+    /// DeiT.
+    Deit(DeitSpec),
 }
 
 impl ModelSpec {
@@ -92,13 +85,15 @@ impl ModelSpec {
             Self::CrammedBert(spec) => {
                 Ok(Box::new(crammed_bert::CrammedBert::new(builder, *spec)?))
             }
+            Self::Deit(spec) => Ok(Box::new(deit::Deit::new(builder, *spec)?)),
         }
     }
 
-    /// Token ids.
+    /// Token ids; of a model of images, the classes.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         match self {
+            Self::Deit(spec) => spec.classes,
             Self::Gpt2(spec) => spec.vocabulary,
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.vocabulary,
         }
@@ -110,11 +105,12 @@ impl ModelSpec {
         matches!(self, Self::Gpt2(spec) if spec.prediction.is_none())
     }
 
-    /// The prediction that it is fine-tuned for, if it is.
+    /// The prediction that it is fine-tuned for, if it is; DeiT always has its classes.
     #[must_use]
     pub fn prediction(&self) -> Option<Prediction> {
         match self {
             Self::Gpt2(spec) => spec.prediction,
+            Self::Deit(spec) => Some(Prediction::Class(spec.classes)),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.prediction,
         }
     }
@@ -126,13 +122,19 @@ impl ModelSpec {
         sequence_length: usize,
         checkpointing: ActivationCheckpointing,
     ) -> Result<(), Error> {
-        if matches!(self, Self::Bert(_) | Self::CrammedBert(_))
-            && checkpointing != ActivationCheckpointing::None
-        {
+        let keeps = match self {
+            Self::Gpt2(_) => None,
+            Self::Bert(_) | Self::CrammedBert(_) => Some("BERT"),
+            Self::Deit(_) => Some("DeiT"),
+        };
+        if let (Some(model), ActivationCheckpointing::Blocks) = (keeps, checkpointing) {
             return Err(Error::Setting {
                 key: "model.activation_checkpointing".to_owned(),
-                problem: "BERT keeps all activations; use \"none\"".to_owned(),
+                problem: format!("{model} keeps all activations; use \"none\""),
             });
+        }
+        if let Self::Deit(spec) = self {
+            spec.check(sequence_length)?;
         }
         let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
         let of_heads = format!("{TILED}, and of model.heads {heads}");
@@ -168,6 +170,10 @@ impl ModelSpec {
             Self::Gpt2(spec) => Self::Gpt2(Gpt2Spec { prediction, ..spec }),
             Self::Bert(spec) => Self::Bert(BertSpec { prediction, ..spec }),
             Self::CrammedBert(spec) => Self::CrammedBert(BertSpec { prediction, ..spec }),
+            Self::Deit(spec) => match prediction {
+                Some(Prediction::Class(classes)) => Self::Deit(DeitSpec { classes, ..spec }),
+                _ => self,
+            },
         }
     }
 
@@ -176,6 +182,7 @@ impl ModelSpec {
     pub fn extents(&self) -> Extents {
         match self {
             Self::Gpt2(spec) => spec.extents(),
+            Self::Deit(spec) => spec.extents(),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.extents(),
         }
     }
@@ -237,7 +244,19 @@ impl ModelSpec {
             (Extent::DropoutElements, "batch.size", "the residual stream under dropout", stream),
             (Extent::DropoutElements, "batch.size", "the attention scores under dropout", scores),
         ];
-        rows.map(|(extent, key, what, value)| Requirement { extent, key, what, value }).into()
+        let of_patches = match self {
+            Self::Deit(spec) => {
+                let patches = product(&[batch.size, spec.patches().count]);
+                let pixels = spec.patches().pixels.saturating_mul(3);
+                vec![
+                    (Extent::RowWidth, "model.patch_size", "the values of a patch", pixels),
+                    (Extent::ProductColumns, "batch.size", "the patches of a micro-batch", patches),
+                ]
+            }
+            _ => Vec::new(),
+        };
+        let rows = rows.into_iter().chain(of_patches);
+        rows.map(|(extent, key, what, value)| Requirement { extent, key, what, value }).collect()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     Error,
     backend::{
         Backend, Op, Tensor,
-        op::{Copy, DropoutOp},
+        op::{Copy, DropSequences, DropoutOp},
     },
     method::Phase,
 };
@@ -26,6 +26,7 @@ mod head;
 mod linear24;
 mod norm;
 mod parameter;
+mod patch_embedding;
 mod sequence_head;
 mod sinusoids;
 mod span_head;
@@ -35,6 +36,7 @@ pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};
+pub(crate) use head::no_text;
 pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
 pub use linear24::{Bias, Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
@@ -42,6 +44,7 @@ pub use parameter::{
     ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,
     Pruned, Role, Sparsity,
 };
+pub use patch_embedding::{PatchEmbedding, Patches};
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
 pub use sinusoids::ScaledSinusoids;
 pub use span_head::SpanHead;
@@ -116,5 +119,11 @@ impl Pass<'_> {
             Some(dropout) => self.run(DropoutOp { x, dropout }),
             None => Ok(()),
         }
+    }
+
+    /// Drops whole sequences of `x`, or of its gradient, in place.
+    pub fn drop_sequences(&mut self, x: Tensor, dropout: Dropout) -> Result<(), Error> {
+        let sequence_length = self.batch.sequence_length;
+        self.run(DropSequences { x, sequence_length, dropout })
     }
 }

@@ -7,12 +7,16 @@ pub use crate::error::DataError;
 use crate::{Error, backend::op::HeadLoss, nn::BatchShape};
 
 /// The inputs and targets of a micro-batch on the host.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Batch {
-    /// Input ids `[size, sequence_length]`, row-major.
+    /// Input ids `[size, sequence_length]`, row-major; empty if the inputs are images.
     pub tokens: Vec<u32>,
-    /// Targets, the shape of `tokens`: ids of tokens or of classes, or the bits of f32 values;
+    /// Images, of which a sequence has one token per patch after the class token:
+    /// `[size, sequence_length - 1]` patches, row by row of an image, each with its pixels
+    /// `[3, patch size, patch size]` by channel, row and column. Empty if the inputs are tokens.
+    pub pixels: Vec<f32>,
+    /// Targets `[size, sequence_length]`: ids of tokens or of classes, or the bits of f32 values;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none. A fine-tuned model reads the rows that
     /// have one; the target of a span is at its first token, and is the position of its last.
     pub targets: Vec<u32>,
@@ -21,6 +25,10 @@ pub struct Batch {
     /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it,
     /// but for spans: padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
+    /// Second targets `[size]` of sequences that were mixed from two; empty if none were.
+    pub second_targets: Vec<u32>,
+    /// The share of the first target of each sequence `[size]`; that of the second is the rest.
+    pub shares: Vec<f32>,
     /// Targets that are not [`IGNORE`](HeadLoss::IGNORE).
     pub counted: usize,
 }
@@ -28,8 +36,10 @@ pub struct Batch {
 impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
-        let Self { tokens, targets, segments, lengths, counted } = self;
-        [tokens, targets, segments, lengths].into_iter().for_each(Vec::clear);
+        let Self { tokens, targets, segments, lengths, second_targets, .. } = self;
+        [tokens, targets, segments, lengths, second_targets].into_iter().for_each(Vec::clear);
+        let Self { pixels, shares, counted, .. } = self;
+        [pixels, shares].into_iter().for_each(Vec::clear);
         *counted = 0;
     }
 
@@ -39,11 +49,16 @@ impl Batch {
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
         let segments = if self.segments.is_empty() { [0, 1] } else { [size, sequence_length] };
         let lengths = if self.lengths.is_empty() { 0 } else { size };
+        let mixed = if self.shares.is_empty() { 0 } else { size };
+        // Images have no tokens; the model checks their pixels, whose number it knows.
+        let tokens = if self.pixels.is_empty() { [size, sequence_length] } else { [0, 1] };
         for (operand, expected, found) in [
-            ("tokens", [size, sequence_length], self.tokens.len()),
+            ("tokens", tokens, self.tokens.len()),
             ("targets", [size, sequence_length], self.targets.len()),
             ("segments", segments, self.segments.len()),
             ("lengths", [lengths, 1], self.lengths.len()),
+            ("second targets", [mixed, 1], self.second_targets.len()),
+            ("shares", [mixed, 1], self.shares.len()),
             ("the number of targets that count", [found, 1], self.counted),
         ] {
             if expected[0] * expected[1] != found {

@@ -3,9 +3,10 @@
 use serde::Serialize;
 use sparse24_run::{
     config::Config,
+    data::TokenizerKind,
     machine::{self, Memory},
     processor,
-    run::{host_bytes, open_dataset},
+    run::{host_bytes, open_data},
 };
 use sparse24_train::estimate::{Estimate, estimate};
 
@@ -64,8 +65,15 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    let data = open_dataset(&config)?;
-    let vocabulary = config.model.vocabulary(data.vocabulary(), data.tokenizer());
+    // Pieces found in the embedded text would be too few.
+    let is_nominal =
+        config.data.path.is_empty() && config.data.tokenizer == TokenizerKind::WordPiece;
+    let vocabulary = if is_nominal {
+        config.model.usual_vocabulary(config.data.tokenizer)
+    } else {
+        let data = open_data(&config)?;
+        config.model.vocabulary(data.vocabulary(), data.tokenizer())
+    };
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;

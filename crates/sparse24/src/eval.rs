@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use sparse24_run::{
     Error, disk,
-    run::{Model, Scores},
+    run::{Model, RunData, Scores},
     task::Judgement,
 };
 use sparse24_train::{
@@ -93,7 +93,9 @@ struct Report {
     step: u32,
     phase: PhaseKind,
     loss: f64,
-    perplexity: f64,
+    /// Absent for a task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<f64>,
     /// Targets: tokens, or examples of a task.
     tokens: usize,
     #[serde(skip_serializing_if = "Scores::is_empty")]
@@ -108,6 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = "--predictions: holds the answers of one run; name one";
         return Err(Failure::new(Exit::Usage, problem));
     }
+    let predictions = args.predictions.as_deref().map(disk::destination).transpose()?;
     let is_table = args.runs.len() > 1 && !args.json;
     let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
     if is_table {
@@ -115,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut failures = Vec::new();
     for run in &args.runs {
-        let report = match evaluate(args, run) {
+        let report = match evaluate(args, run, predictions.as_deref()) {
             Ok(report) => report,
             Err(failure) if args.runs.len() == 1 || failure.exit() == Exit::Unread => {
                 return Err(failure);
@@ -127,12 +130,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         };
         let Report { run, step, phase, loss, perplexity, tokens, scores, data } = &report;
+        let perplexity = perplexity.map_or("-".to_owned(), |value| format!("{value:.2}"));
         let scores: String =
             scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
         if args.json {
             say!("{}", serde_json::to_string(&report).expect("plain values"));
         } else if is_table {
-            let result = format!("{loss:.4}  {perplexity:>10.2}  {tokens:>8}{scores}");
+            let result = format!("{loss:.4}  {perplexity:>10}  {tokens:>8}{scores}");
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");
         } else if !scores.is_empty() {
             let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
@@ -140,7 +144,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else {
             say!(
                 "step {step} ({phase}): loss {loss:.4} nats per token, \
-                 perplexity {perplexity:.2}, over {tokens} tokens of {data}"
+                 perplexity {perplexity}, over {tokens} tokens of {data}"
             );
         }
     }
@@ -153,7 +157,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
+fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
     let model = read(run, args.best)?;
     let config = model.config.clone();
     on_threads(&config, || {
@@ -172,6 +176,18 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             );
             return Err(Failure::new(Exit::Input, problem));
         }
+        if let RunData::Task(examples) = &data {
+            if args.tokens > 0 {
+                let problem = "--tokens: a fine-tuned model is evaluated on all examples";
+                return Err(Failure::new(Exit::Usage, problem));
+            }
+            let (found, expected) = (examples.outputs(), config.task.outputs);
+            if found != expected {
+                let source = data.source().display();
+                let problem = format!("{source}: has {found} classes, the model {expected}");
+                return Err(Failure::new(Exit::Input, problem));
+            }
+        }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let mut trainer = model.into_trainer()?;
         let recipe = trainer.recipe();
@@ -184,7 +200,7 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             let problem = format!("the loss of step {step} on this data is {loss}");
             return Err(Failure::new(Exit::NonFinite, problem));
         }
-        if let Some(path) = &args.predictions {
+        if let Some(path) = predictions {
             if answers.is_empty() {
                 let problem = format!("--predictions: {} answers no questions", word(run));
                 return Err(Failure::new(Exit::Usage, problem));
@@ -197,7 +213,7 @@ fn evaluate(args: &Args, run: &Path) -> Result<Report, Failure> {
             step,
             phase,
             loss,
-            perplexity: loss.exp(),
+            perplexity: matches!(data, RunData::Text(_)).then(|| loss.exp()),
             tokens: metrics.targets,
             scores,
             data: data.source().display().to_string(),

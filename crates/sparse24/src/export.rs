@@ -8,6 +8,8 @@ use sparse24_run::{
     task::Labels,
 };
 
+use sparse24_train::model::ModelSpec;
+
 use crate::{
     choice,
     eval::Which,
@@ -65,9 +67,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         _ => (Cow::Borrowed(checkpoint.weights.as_slice()), Values::Dense),
     };
     let labels = match model.config.task()?.map(|task| task.labels) {
-        Some(Labels::Named(names)) => names,
-        _ => &[],
+        Some(Labels::Named(names)) => names.to_vec(),
+        _ => model.config.task.classes.iter().map(String::as_str).collect(),
     };
+    let labels = &labels;
     let description = Description { spec, tokenizer: model.tokenizer.as_ref(), labels };
     let exported = interchange::export(&args.out, &weights, description, args.dtype, values)?;
     let which = match (mask, args.dense) {
@@ -82,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             exported.zero_biases.len()
         );
     }
-    if !exported.has_tokenizer {
+    if !exported.has_tokenizer && !matches!(spec, ModelSpec::Deit(_)) {
         let why = match &model.tokenizer {
             Some(_) => "Hugging Face has no tokenizer of characters",
             None => "the run has none",

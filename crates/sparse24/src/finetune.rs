@@ -10,6 +10,7 @@ use sparse24_run::{
     run::{Given, Model, Run},
     task::{self, Examples, LONGEST_QUESTION, Labels, TASKS},
 };
+use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::{Configure, quote},
@@ -17,7 +18,7 @@ use crate::{
     output::{counted, note, say},
     signals::Signals,
     train::{Claimed, Reporting, drive, on_threads},
-    weights::{Head, Initial, TASK_HEADS, is_run},
+    weights::{Head, Initial, TASK_HEADS, contradiction, is_run},
 };
 
 /// Fine-tune a pre-trained model: classes or scores of sentences and of pairs, answers in texts
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     init_from: Option<PathBuf>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2 and for squad]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
     #[command(flatten)]
     configure: Configure,
@@ -71,7 +72,9 @@ fn list() -> Result<(), Failure> {
 
 /// A pre-trained model.
 pub(crate) struct Pretrained {
+    path: PathBuf,
     weights: Vec<NamedTensor>,
+    spec: ModelSpec,
     kind: ModelKind,
     /// Its preset, if it is known.
     preset: Option<String>,
@@ -90,10 +93,10 @@ impl Pretrained {
             let initial = Initial::import(path, None, Head::New)?;
             let remarks = initial.remarks(None);
             let (kind, shape) = (ModelKind::of(&initial.spec), initial.settings());
-            let Initial { weights, tokenizer, .. } = initial;
+            let (path, Initial { weights, spec, tokenizer, .. }) = (path.to_owned(), initial);
             let tokenizer = tokenizer.ok_or_else(no_tokenizer)?;
             remarks.iter().for_each(note);
-            return Ok(Self { weights, kind, preset: None, shape, tokenizer });
+            return Ok(Self { path, weights, spec, kind, preset: None, shape, tokenizer });
         }
         let mut model = Model::read(path)?;
         let tokenizer = model.tokenizer.take().ok_or_else(no_tokenizer)?;
@@ -103,14 +106,14 @@ impl Pretrained {
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         // A narrow model stays so with any method.
-        let d_ff = model.recipe().model.extents().d_ff;
-        shape.push(format!("model.d_ff={d_ff}"));
+        let spec = model.recipe().model.clone();
+        shape.push(format!("model.d_ff={}", spec.extents().d_ff));
         let kind = model.config.model.kind;
         let preset = Some(model.config.preset).filter(|name| preset::find(name).is_ok());
         let mut weights = model.checkpoint.weights;
         // The head of another task.
         weights.retain(|weight| !TASK_HEADS.iter().any(|head| weight.name.starts_with(head)));
-        Ok(Self { weights, kind, preset, shape, tokenizer })
+        Ok(Self { path: path.to_owned(), weights, spec, kind, preset, shape, tokenizer })
     }
 
     pub(crate) fn weights(&self) -> &[NamedTensor] {
@@ -134,7 +137,8 @@ impl Pretrained {
                 ],
                 3,
             ),
-            ModelKind::Bert | ModelKind::CrammedBert => (
+            // A DeiT has no tokenizer, without which it was refused.
+            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => (
                 &[
                     "optimizer.learning_rate=4e-5",
                     "optimizer.beta1=0.9",
@@ -208,28 +212,37 @@ pub(crate) fn configured(
         given.push(format!("task.max_length={length}"));
         first = resolve(&given)?;
     }
+    if first.task.name != name {
+        let problem = format!("expected {name:?}, as --task, found {:?}", first.task.name);
+        return Err(Error::setting("task.name", problem).into());
+    }
+    let Pretrained { path, spec, tokenizer, .. } = pretrained;
+    if let Some(problem) = contradiction(&first, spec, Some(tokenizer))? {
+        return Err(Failure::new(Exit::Input, format!("{}: {problem}", path.display())));
+    }
     if first.data.path.is_empty() {
         let problem = format!("--data: name the folder with the files of {name}");
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let examples = open(&first, &pretrained.tokenizer)?;
+    let examples = open(&first, tokenizer)?;
     let per_step = first.batch.size * first.batch.gradient_accumulation_steps as usize;
-    let epochs = epochs.unwrap_or(usual_epochs).max(1) as usize;
+    let epochs = epochs.unwrap_or(usual_epochs) as usize;
     let count = |examples: usize| u32::try_from(examples.div_ceil(per_step)).unwrap_or(u32::MAX);
     let steps = count(examples.train.len().saturating_mul(epochs));
     let epoch = count(examples.train.len());
     // Shorter sequences cost less, and padding changes nothing.
     let length = examples.longest().next_multiple_of(8).min(first.batch_length());
+    given.push(format!("steps={steps}"));
     given.extend([
         format!("task.outputs={}", examples.outputs()),
+        format!("task.classes={}", classes(&examples)),
         format!("task.max_length={length}"),
-        format!("steps={steps}"),
-        format!("optimizer.warmup_steps={}", steps / WARMUP),
+        format!("optimizer.warmup_steps={}", resolve(&given)?.steps / WARMUP),
         format!("run.eval_every={epoch}"),
         format!("run.checkpoint_every={epoch}"),
     ]);
     let config = resolve(&given)?;
-    let examples = open(&config, &pretrained.tokenizer)?;
+    let examples = open(&config, tokenizer)?;
     if config.task.outputs != examples.outputs() {
         let problem = format!(
             "task.outputs: expected {}, the classes of the training split, found {}",
@@ -239,6 +252,13 @@ pub(crate) fn configured(
         return Err(Error::setting("task.outputs", problem).into());
     }
     Ok((config, examples))
+}
+
+/// The classes that a task finds in its training split, as a TOML list.
+fn classes(examples: &Examples) -> String {
+    let is_found = examples.source.task.labels == Labels::Found;
+    let found = if is_found { &examples.classes[..] } else { &[] };
+    format!("[{}]", found.iter().map(|name| quote(name)).collect::<Vec<_>>().join(", "))
 }
 
 /// Prints how many examples there are, and how long.

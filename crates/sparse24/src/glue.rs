@@ -7,10 +7,14 @@ use std::{
 };
 
 use serde::Serialize;
-use sparse24_lab::statistics::{deviation, mean};
+use sparse24_lab::{
+    search::check_seeds,
+    statistics::{deviation, mean},
+};
 use sparse24_run::{
     config::{Config, unknown},
-    run::{Given, Resume, Run, Scores, run_config},
+    disk,
+    run::{Given, Provenance, Resume, Run, Scores, fingerprint, run_config},
     task::{Examples, TASKS, Task, find},
 };
 
@@ -26,7 +30,8 @@ use crate::{
 
 /// Fine-tune a model on several tasks with several seeds, and print their scores
 ///
-/// The same command goes on where it was interrupted.
+/// The same command goes on where it was interrupted. The row `average` is the plain mean of the
+/// scores above it.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Pre-trained model: a run, a checkpoint or a Hugging Face folder
@@ -42,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "1,2,3")]
     seeds: Vec<u64>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
     /// Settings of every run; --data names a folder with a folder for each task, called like the
     /// task
@@ -53,15 +58,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The scores of a task, by name and in the order of the seeds.
-type ByScore = BTreeMap<String, Vec<f64>>;
+/// The scores of a task, by name and in the order of the seeds; none where one is undefined.
+type ByScore = BTreeMap<String, Vec<Option<f64>>>;
 
 #[derive(Serialize)]
 struct Table {
     seeds: Vec<u64>,
     tasks: BTreeMap<String, ByScore>,
-    /// The mean of all scores of a seed.
-    averages: Vec<f64>,
+    /// The mean of all scores of a seed, if all are defined.
+    averages: Vec<Option<f64>>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -69,8 +74,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = "--data: name a folder with a folder for each task";
         return Err(Failure::new(Exit::Usage, problem));
     };
+    check_seeds(&args.seeds, 1)?;
+    // Like the folder of a study, it may come from others.
+    let _confined = args.out.is_dir().then(|| disk::confine(&args.out)).transpose()?;
     let tasks = chosen(data, &args.tasks)?;
     let pretrained = Pretrained::read(&args.init_from)?;
+    let weights = fingerprint(pretrained.weights());
     // Everything is read before anything is trained.
     let mut members = Vec::new();
     for (task, folder) in &tasks {
@@ -78,14 +87,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let configure = args.configure.with(folder.clone(), seed);
             let (config, examples) = configured(&configure, task.name, args.epochs, &pretrained)?;
             let path = args.out.join(task.name).join(format!("seed-{seed}"));
-            if is_run(&path) && run_config(&path)?.decisive() != config.decisive() {
-                let problem = format!(
-                    "{}: was fine-tuned with other settings; remove it or name another --out",
-                    path.display()
-                );
+            if is_run(&path)
+                && let Some(difference) = difference(&path, &config, &weights)?
+            {
+                let problem = format!("{}: was fine-tuned {difference}", path.display());
                 return Err(Failure::new(Exit::Input, problem));
             }
-            members.push((task.name, path, config, examples));
+            members.push((*task, path, config, examples));
         }
     }
     let signals = Signals::take()?;
@@ -101,15 +109,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             _ => failure,
         })?;
-        for (name, score) in scores {
-            let of_task = table.tasks.entry(task.to_owned()).or_default();
-            of_task.entry(name).or_default().push(score);
+        let of_task = table.tasks.entry(task.name.to_owned()).or_default();
+        for score in task.scores {
+            let name = score.name();
+            of_task.entry(name.to_owned()).or_default().push(scores.get(name).copied());
         }
     }
     table.averages = (0..table.seeds.len())
-        .filter_map(|at| {
+        .map(|at| {
             let scores = table.tasks.values().flat_map(BTreeMap::values);
-            mean(&scores.filter_map(|of| of.get(at).copied()).collect::<Vec<_>>())
+            mean(&scores.map(|of| of[at]).collect::<Option<Vec<_>>>()?)
         })
         .collect();
     if args.json { print_json(&table) } else { print(&table) }
@@ -155,6 +164,29 @@ fn is_run(path: &Path) -> bool {
     path.join("config.toml").is_file()
 }
 
+/// The first difference of a run from a fine-tuning of these weights, and what to do.
+fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<String>, Failure> {
+    let found = run_config(run)?;
+    if found.decisive() != config.decisive() {
+        return Ok(Some("with other settings; remove it or name another --out".to_owned()));
+    }
+    let _confined = disk::confine(run)?;
+    let starts = Provenance::readable(&run.join("provenance.json"))?;
+    if starts.first().and_then(|start| start.weights.as_deref()) != Some(weights) {
+        let difference = "from other weights, by its provenance.json";
+        return Ok(Some(format!("{difference}; remove it or name another --out")));
+    }
+    let data = std::path::absolute(&config.data.path).ok();
+    let is_same = data.is_some_and(|data| Path::new(&found.data.path) == data);
+    Ok((!is_same).then(|| {
+        format!(
+            "on {}; remove it or name another --out, or, if the data were moved, change data.path \
+             in its config.toml",
+            found.data.path
+        )
+    }))
+}
+
 /// The scores of a run that is new, interrupted or finished.
 fn trained(
     path: &Path,
@@ -178,10 +210,13 @@ fn print(table: &Table) -> Result<(), Failure> {
     let heads: String =
         table.seeds.iter().map(|seed| format!(" {:>9}", format!("seed {seed}"))).collect();
     say!("{:14} {:11}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");
-    let row = |task: &str, name: &str, scores: &[f64]| {
-        let cells: String = scores.iter().map(|score| format!(" {score:>9.4}")).collect();
+    let row = |task: &str, name: &str, scores: &[Option<f64>]| {
         let or_none = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.4}"));
-        let (mean, sd) = (or_none(mean(scores)), or_none(deviation(scores)));
+        let cells = scores.iter().map(|&score| format!(" {:>9}", or_none(score)));
+        let cells: String = cells.collect();
+        let all: Option<Vec<f64>> = scores.iter().copied().collect();
+        let (mean, sd) =
+            (or_none(all.as_deref().and_then(mean)), or_none(all.as_deref().and_then(deviation)));
         say!("{task:14} {name:11}{cells} {mean:>9} {sd:>9}");
         Ok::<_, Failure>(())
     };

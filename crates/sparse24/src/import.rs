@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use sparse24_run::{
     config::{preset, unknown},
     data::TokenizerKind,
+    interchange::numbered,
     run::save_imported,
-    task,
+    task::{self, Labels},
 };
 use sparse24_train::nn::Prediction;
 
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let initial = Initial::import(&args.path, args.tokenizer, head)?;
     let remarks = initial.remarks(None);
     let mut settings = initial.settings();
-    let Initial { weights, spec, tokenizer, .. } = initial;
+    let Initial { weights, spec, tokenizer, labels, .. } = initial;
     if let Some(tokenizer) = &tokenizer {
         let (kind, tokens) = (tokenizer.kind(), tokenizer.vocabulary());
         let room = room_for_text(&spec, Some(tokenizer));
@@ -63,6 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
         settings.push(format!("task.name={}", quote(task)));
         settings.push(format!("task.outputs={}", prediction.outputs()));
+        let finds = task::find(task).is_some_and(|task| task.labels == Labels::Found);
+        // Without names, the classes are those of the data, in ascending order.
+        if finds && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class)) {
+            let names: Vec<_> = labels.iter().map(|name| quote(name)).collect();
+            settings.push(format!("task.classes=[{}]", names.join(", ")));
+        }
         if prediction == Prediction::Span {
             let window = task::WINDOW.min(spec.extents().longest);
             settings.push(format!("task.max_length={window}"));

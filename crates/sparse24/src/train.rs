@@ -18,7 +18,7 @@ use sparse24_run::{
     processor,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
-        StepMetrics, Summary, open_dataset, open_dataset_with,
+        StepMetrics, Summary, open_data, open_data_with,
     },
 };
 use sparse24_train::model::ModelSpec;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     on_threads(&config.clone(), || {
         let mut progress = WorkProgress::new("reading the shards, once");
         let tokenizer = initial.as_ref().and_then(|initial| initial.tokenizer.as_ref());
-        let dataset = open_dataset_with(&config, tokenizer, &mut |done, all| {
+        let data = open_data_with(&config, tokenizer, &mut |done, all| {
             progress.update(done, all);
             signals.received().map_or(Ok(()), |_| Err(Error::Interrupted))
         });
@@ -99,12 +99,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let sentence = format!("interrupted before the first step; go on with: {again}");
             Failure::new(exit, sentence)
         };
-        let dataset = match (dataset, signals.received()) {
+        let data = match (data, signals.received()) {
             (Err(Error::Interrupted), Some(exit)) => return Err(interrupted(exit)),
-            (dataset, _) => dataset?,
+            (data, _) => data?,
         };
-        let remarks = initial.as_ref().map(|initial| initial.remarks(dataset.tokenizer()));
-        let initial = initial.map(|initial| initial.for_data(&config, &dataset)).transpose()?;
+        let remarks = initial.as_ref().map(|initial| initial.remarks(data.tokenizer()));
+        let initial = initial.map(|initial| initial.for_data(&config, &data)).transpose()?;
         if let Some(exit) = signals.received() {
             return Err(interrupted(exit));
         }
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plans: args.plans.as_deref(),
             lambda: lambda.as_ref(),
         };
-        let run = Run::start(config, dataset, given, &out)?;
+        let run = Run::start(config, data, given, &out)?;
         remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
@@ -161,7 +161,7 @@ fn choose_lambda(
         }
         report
     };
-    let origin = found.origin(&folder, config, &open_dataset(config)?)?;
+    let origin = found.origin(&folder, config, &open_data(config)?)?;
     note(format_args!(
         "lambda {:e} (mu = {:.3}), recommended by the search in {}",
         origin.lambda,
@@ -258,7 +258,10 @@ fn note_start(run: &Run, config: &Config) {
         }
     };
     note(format_args!("{} ({}){products}", device.backend, device.description));
-    let mut overrides = config.overrides().join(" ");
+    let mut overrides = config.overrides();
+    // They would fill the screen.
+    overrides.retain(|setting| !setting.starts_with("task.classes="));
+    let mut overrides = overrides.join(" ");
     if !overrides.is_empty() {
         overrides.insert_str(0, " with ");
     }

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use sparse24_run::{
+    Error,
     checkpoint::NamedTensor,
     config::Config,
-    data::{Dataset, Tokenizer, TokenizerKind},
+    data::{Tokenizer, TokenizerKind},
     disk,
     interchange::{self, FolderModel, FolderTokenizer, Format},
-    run::Model,
+    run::{Model, RunData},
     task::{Labels, Task},
 };
 use sparse24_train::{
@@ -29,6 +30,8 @@ pub(crate) struct Initial {
     path: PathBuf,
     pub(crate) weights: Vec<NamedTensor>,
     pub(crate) spec: ModelSpec,
+    /// The names of the classes of its head, if it has any.
+    pub(crate) labels: Vec<String>,
     /// As far as it is known.
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The tokenizer in a Hugging Face folder.
@@ -72,10 +75,15 @@ impl Initial {
         }
         let model = Model::read(path)?;
         let spec = model.recipe().model.clone();
+        if spec.prediction().is_some() && !matches!(spec, ModelSpec::Gpt2(_)) {
+            let problem = "is fine-tuned and has no head for masked tokens; `finetune --init-from` \
+                           adds a new one for another task";
+            return Err(Failure::new(Exit::Input, format!("{}: {problem}", path.display())));
+        }
         let (path, tokenizer) = (path.to_owned(), model.tokenizer);
         let mut weights = model.checkpoint.weights;
         let mut dropped = Vec::new();
-        if spec.prediction().is_some() {
+        if spec.prediction().is_some() && !matches!(spec, ModelSpec::Deit(_)) {
             let is_head = |name: &str| {
                 name.starts_with("pooler.") || TASK_HEADS.iter().any(|head| name.starts_with(head))
             };
@@ -83,7 +91,16 @@ impl Initial {
             dropped.push("the head of its task".to_owned());
         }
         let (spec, zero_biases) = (spec.predicting(None), Vec::new());
-        Ok(Self { path, weights, spec, tokenizer, found: None, zero_biases, dropped })
+        Ok(Self {
+            path,
+            weights,
+            spec,
+            labels: Vec::new(),
+            tokenizer,
+            found: None,
+            zero_biases,
+            dropped,
+        })
     }
 
     /// The model of a Hugging Face folder with the shape in its `config.json`; a GPT-2's biases
@@ -136,6 +153,7 @@ impl Initial {
             None => interchange::folder_tokenizer(folder, &spec)?,
         };
         let tokenizer = match (&found, room_for_text(&spec, None)) {
+            _ if matches!(spec, ModelSpec::Deit(_)) => None,
             (FolderTokenizer::Known(tokenizer), _) => Some(tokenizer.clone()),
             (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => {
                 Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?)
@@ -144,7 +162,7 @@ impl Initial {
             _ => None,
         };
         let (path, found) = (path.to_owned(), Some(found));
-        Ok(Self { path, weights, spec, tokenizer, found, zero_biases, dropped })
+        Ok(Self { path, weights, spec, labels, tokenizer, found, zero_biases, dropped })
     }
 
     /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
@@ -154,6 +172,16 @@ impl Initial {
                 let vocabulary = room_for_text(&self.spec, None);
                 let name = tokenizer.kind().name();
                 Some(format!("tokenizer {name}, assumed from the vocabulary of {vocabulary}"))
+            }
+            (Some(FolderTokenizer::Known(own)), _)
+                if own.kind() == TokenizerKind::WordPiece
+                    && (own.vocabulary() as usize) < self.spec.vocabulary() =>
+            {
+                let (pieces, ids) = (own.vocabulary(), self.spec.vocabulary());
+                Some(format!(
+                    "the folder's vocabulary has {pieces} pieces, the model {ids} ids: check that \
+                     they belong together, unless the table of the model is padded"
+                ))
             }
             (Some(FolderTokenizer::Other), None) => {
                 let masks = match self.spec {
@@ -199,39 +227,24 @@ impl Initial {
             self.weights.append(&mut self.zero_biases);
             spec.bias = Bias::Present;
         }
-        let [narrowed, d_ff] = [&wanted, &self.spec].map(|model| model.extents().d_ff);
-        if narrowed != d_ff && config.model.d_ff == d_ff {
-            return Err(self.refuse(&format!(
-                "the method {} has a d_ff of {narrowed}, the initial weights have {d_ff}; choose \
-                 another",
-                config.method.name
-            )));
+        match contradiction(config, &self.spec, self.tokenizer.as_ref())? {
+            Some(problem) => Err(self.refuse(&problem)),
+            None => Ok(()),
         }
-        let mut pairs: Vec<_> =
-            Config::shape(&wanted).into_iter().zip(Config::shape(&self.spec)).collect();
-        pairs.extend(self.tokenizer.iter().map(|tokenizer| {
-            let setting = |kind: TokenizerKind| format!("data.tokenizer={:?}", kind.name());
-            (setting(config.data.tokenizer), setting(tokenizer.kind()))
-        }));
-        let differing = pairs.iter().filter(|(wanted, has)| wanted != has);
-        let differing: Vec<_> = differing
-            .map(|(wanted, has)| {
-                let value = has.split_once('=').map_or("", |(_, value)| value);
-                format!("{wanted}, the initial weights have {value}")
-            })
-            .collect();
-        if differing.is_empty() {
-            return Ok(());
-        }
-        Err(self.refuse(&format!("{}; leave these settings out", differing.join("; "))))
     }
 
-    /// The weights, for data whose tokens they know.
+    /// The weights, for data whose tokens they know; for images of other classes without the head.
     pub(crate) fn for_data(
-        self,
+        mut self,
         config: &Config,
-        dataset: &Dataset,
+        dataset: &RunData,
     ) -> Result<Vec<NamedTensor>, Failure> {
+        if let (ModelSpec::Deit(spec), RunData::Images(images)) = (&self.spec, dataset) {
+            if spec.classes != images.classes().len() {
+                self.weights.retain(|weight| !weight.name.starts_with("head."));
+            }
+            return Ok(self.weights);
+        }
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
         let is_other = self.found == Some(FolderTokenizer::Other);
@@ -272,6 +285,38 @@ impl Initial {
     fn refuse(&self, problem: &str) -> Failure {
         Failure::new(Exit::Input, format!("{}: {problem}", self.path.display()))
     }
+}
+
+/// How a configuration contradicts a model to start from, if it does: all differences of shape, and
+/// of the tokenizer, if it is known.
+pub(crate) fn contradiction(
+    config: &Config,
+    spec: &ModelSpec,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Option<String>, Error> {
+    let wanted = config.recipe(spec.vocabulary())?.model;
+    let [narrowed, d_ff] = [&wanted, spec].map(|model| model.extents().d_ff);
+    if narrowed != d_ff && config.model.d_ff == d_ff {
+        return Ok(Some(format!(
+            "the method {} has a d_ff of {narrowed}, the initial weights have {d_ff}; choose \
+             another",
+            config.method.name
+        )));
+    }
+    let mut pairs: Vec<_> = Config::shape(&wanted).into_iter().zip(Config::shape(spec)).collect();
+    pairs.extend(tokenizer.map(|tokenizer| {
+        let setting = |kind: TokenizerKind| format!("data.tokenizer={:?}", kind.name());
+        (setting(config.data.tokenizer), setting(tokenizer.kind()))
+    }));
+    let differing = pairs.iter().filter(|(wanted, has)| wanted != has);
+    let differing: Vec<_> = differing
+        .map(|(wanted, has)| {
+            let value = has.split_once('=').map_or("", |(_, value)| value);
+            format!("{wanted}, the initial weights have {value}")
+        })
+        .collect();
+    let problem = format!("{}; leave these settings out", differing.join("; "));
+    Ok((!differing.is_empty()).then_some(problem))
 }
 
 /// The prediction of a task, if the head of a folder is for one like it.

@@ -42,6 +42,7 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("HeadLoss", "span_loss", 4),
     ("Logits", "logits", 1),
     ("Dropout", "dropout", 1),
+    ("DropSequences", "drop_sequences", 1),
     ("GatherRows", "rows", 1),
     ("ScatterRows", "rows", 1),
     ("Scale", "scale", 1),
@@ -157,6 +158,7 @@ fn outputs(op: &Op<'_>) -> Vec<Tensor> {
             }
             DenseOp::Logits(op) => vec![op.out],
             DenseOp::Dropout(op) => vec![op.x],
+            DenseOp::DropSequences(op) => vec![op.x],
             DenseOp::GatherRows(op) => vec![op.out],
             DenseOp::ScatterRows(op) => vec![op.dx],
             DenseOp::Scale(op) => vec![op.out],

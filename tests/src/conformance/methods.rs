@@ -16,7 +16,10 @@ use sparse24_train::{
 };
 
 use super::Open;
-use crate::{bert, crammed_bert, oracle::arithmetic::Random};
+use crate::{bert, crammed_bert, deit, oracle::arithmetic::Random};
+
+/// Sequences of a micro-batch.
+const SIZE: usize = 8;
 
 const VOCABULARY: usize = 19;
 const LAMBDA: f32 = 2e-4;
@@ -29,7 +32,7 @@ const RULES: [UpdateRule; 4] = [
     UpdateRule::Lion { beta1: 0.9, beta2: 0.99 },
 ];
 
-fn models() -> [ModelSpec; 3] {
+fn models() -> [ModelSpec; 4] {
     let gpt2 = Gpt2Spec {
         layers: 2,
         heads: 2,
@@ -43,29 +46,49 @@ fn models() -> [ModelSpec; 3] {
         prediction: None,
     };
     let of = |activation| Gpt2Spec { activation, ..gpt2 };
-    [ModelSpec::Gpt2(gpt2), bert(of(Activation::GeluErf)), crammed_bert(of(Activation::Geglu))]
+    [
+        ModelSpec::Gpt2(gpt2),
+        bert(of(Activation::GeluErf)),
+        crammed_bert(of(Activation::Geglu)),
+        deit(of(Activation::GeluErf)),
+    ]
 }
 
 fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
     let tiny = crate::recipe(preset.method(LAMBDA));
     Recipe {
         model: model.clone(),
-        batch: BatchShape { size: 4, sequence_length: 8 },
+        batch: BatchShape { size: SIZE, sequence_length: model.extents().longest },
         dropout: 0.125,
         optimizer: Optimizer { rule, clip: 1.0 },
         schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup_steps: 0, ..tiny.schedule },
+        seed: 3,
         ..tiny
     }
 }
 
-/// Random tokens and targets, with padding that a causal model ignores.
-struct Noise;
+/// Random tokens and targets, with padding that a causal model ignores, or random images with two
+/// classes each.
+struct Noise<'a>(&'a ModelSpec);
 
-impl Objective for Noise {
+impl Objective for Noise<'_> {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let mut random = Random(u64::from(step) << 32 | u64::from(micro_step));
         batch.clear();
-        for _ in 0..4 {
+        if let ModelSpec::Deit(spec) = self.0 {
+            let values = SIZE * 3 * spec.image_size.pow(2);
+            batch.pixels.extend((0..values).map(|_| random.symmetric()));
+            for _ in 0..SIZE {
+                batch.targets.push(random.below(VOCABULARY as u32));
+                let tokens = batch.targets.len() + spec.patches().count;
+                batch.targets.resize(tokens, HeadLoss::IGNORE);
+                batch.second_targets.push(random.below(VOCABULARY as u32));
+                batch.shares.push(random.symmetric().abs());
+            }
+            batch.counted = SIZE;
+            return Ok(());
+        }
+        for _ in 0..SIZE {
             let length = 3 + random.below(6);
             batch.lengths.push(length);
             for position in 0..8 {
@@ -87,7 +110,7 @@ fn steps(recipe: &Recipe, open: Open<'_>) -> Option<Steps> {
     let trainer = Trainer::new(open()?, recipe.clone());
     let mut trainer = trainer.expect("every backend can train every method");
     let before = trainer.parameter_states().expect("downloads");
-    let step = |_| trainer.train_step(&Noise, FlipSampling::Sample).expect("finite");
+    let step = |_| trainer.train_step(&Noise(&recipe.model), FlipSampling::Sample).expect("finite");
     let outcomes = (0..2).map(step).collect();
     let states = [before, trainer.parameter_states().expect("downloads")];
     assert_memory(&trainer);

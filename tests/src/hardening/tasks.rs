@@ -35,7 +35,14 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
     file(&format!("task/{train}"), rest);
     file(&format!("task/{dev}"), sound.as_bytes());
     let (task, folder) = (find(name).expect("a task"), path("task"));
-    let source = TaskSource { task, folder, layout: Layout::Bert, max_length: 16, stride: 0 };
+    let source = TaskSource {
+        task,
+        folder,
+        layout: Layout::Bert,
+        classes: Vec::new(),
+        max_length: 16,
+        stride: 0,
+    };
     let examples = match Examples::open(source, &Tokenizer::Byte) {
         Ok(examples) => examples,
         Err(error) => return refused(&error, "task"),

@@ -285,7 +285,9 @@ pub(super) fn corpus(bytes: &[u8]) -> bool {
         for part in [dataset.train(), dataset.validation()] {
             part.copy_to(0, part.len(), &mut ids).unwrap();
         }
-        assert_eq!(tokenizer.decode(&ids).unwrap(), bytes, "{}", kind.name());
+        let text = tokenizer.decode(&ids).unwrap();
+        // WordPiece leaves out case, accents and the spaces between words and punctuation.
+        assert!(kind == TokenizerKind::WordPiece || text == bytes, "{}", kind.name());
         is_tokenized = true;
     }
     is_tokenized

@@ -132,6 +132,12 @@ fn model(
         };
         (batch.targets[2], batch.targets[5]) = (of(1), of(0));
     }
+    if let ModelSpec::Deit(spec) = spec {
+        batch.pixels.extend((0..2 * 3 * spec.image_size.pow(2)).map(|_| random.symmetric()));
+        batch.targets[2] = HeadLoss::IGNORE;
+        (batch.targets[0], batch.second_targets) = (2, vec![1, 0]);
+        batch.shares.extend([0.75, 0.125]);
+    }
     let mut gradients = Tensors::new();
     let mut pass = Pass {
         arithmetic: &mut Arithmetic::Exact,
@@ -180,6 +186,7 @@ fn whole_model() {
         (sparse24_tests::bert(spec(Activation::GeluErf, Bias::Present)), 0.25),
         (sparse24_tests::bert(tuned(base, Prediction::Class(3))), 0.25),
         (sparse24_tests::bert(tuned(base, Prediction::Span)), 0.25),
+        (sparse24_tests::deit(base), 0.25),
         (sparse24_tests::crammed_bert(gated), 0.25),
         (sparse24_tests::crammed_bert(tuned(gated, Prediction::Class(3))), 0.25),
         (sparse24_tests::crammed_bert(tuned(gated, Prediction::Value)), 0.0),

@@ -76,6 +76,13 @@ pub(crate) fn crammed_bert(recipe: Recipe) -> Recipe {
     Recipe { model, ..recipe }
 }
 
+/// The recipe with a DeiT of the same sizes, for images of four patches of 4x4 pixels.
+pub(crate) fn deit(recipe: Recipe) -> Recipe {
+    let model = sparse24_tests::deit(gpt2(&recipe));
+    let sequence_length = model.extents().longest;
+    Recipe { model, batch: BatchShape { sequence_length, ..recipe.batch }, ..recipe }
+}
+
 /// Weights of standard deviation near 1/2, so that every part of a layer matters.
 pub(crate) fn weights(spec: &ModelSpec) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
@@ -121,6 +128,9 @@ pub(crate) fn evaluate(trainer: &mut Trainer, data: &Validation) -> f64 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Noise {
     pub(crate) vocabulary: usize,
+    pub(crate) sequence_length: usize,
+    /// Values of an image, of a model of images.
+    pub(crate) values_per_sequence: Option<usize>,
     /// Micro-batches that are joined into one.
     pub(crate) joined: u32,
     /// Tokens of each.
@@ -136,6 +146,11 @@ impl Noise {
         let bidirectional = !matches!(recipe.model, ModelSpec::Gpt2(_));
         Self {
             vocabulary: recipe.model.vocabulary(),
+            sequence_length: recipe.batch.sequence_length,
+            values_per_sequence: match &recipe.model {
+                ModelSpec::Deit(spec) => Some(3 * spec.image_size * spec.image_size),
+                _ => None,
+            },
             joined: 1,
             tokens: recipe.batch.tokens(),
             padded: bidirectional.then_some(recipe.batch.sequence_length),
@@ -150,6 +165,11 @@ impl Noise {
         let mut batch = Batch::default();
         for part in micro_step * self.joined..(micro_step + 1) * self.joined {
             let mut random = Random(u64::from(step) << 32 | u64::from(part));
+            if let Some(values) = self.values_per_sequence {
+                let size = self.tokens / self.sequence_length;
+                self.add_images(&mut batch, size, values, &mut random);
+                continue;
+            }
             let mut ids = |_| random.below(self.vocabulary as u32);
             batch.tokens.extend((0..self.tokens).map(&mut ids));
             batch.targets.extend((0..self.tokens).map(&mut ids));
@@ -164,7 +184,9 @@ impl Noise {
                 batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
             }
         }
-        if let Some((prediction, sequence_length)) = self.prediction {
+        if let (Some((prediction, sequence_length)), None) =
+            (self.prediction, self.values_per_sequence)
+        {
             // One target of each sequence, at any token but padding.
             let mut random = Random(u64::from(step) << 32 | u64::from(micro_step) | 1 << 63);
             for (i, sequence) in batch.targets.chunks_mut(sequence_length).enumerate() {
@@ -180,6 +202,20 @@ impl Noise {
         }
         batch.counted = counted(&batch.targets);
         batch
+    }
+}
+
+impl Noise {
+    /// Adds images with two classes each.
+    fn add_images(&self, batch: &mut Batch, size: usize, values: usize, random: &mut Random) {
+        batch.pixels.extend((0..size * values).map(|_| random.symmetric()));
+        for _ in 0..size {
+            let mut class = || random.below(self.vocabulary as u32);
+            batch.targets.push(class());
+            batch.second_targets.push(class());
+            batch.targets.resize(batch.targets.len() + self.sequence_length - 1, HeadLoss::IGNORE);
+            batch.shares.push(random.symmetric().abs());
+        }
     }
 }
 
@@ -212,13 +248,19 @@ impl Validation {
 
 impl Evaluation for Validation {
     fn sequences(&self) -> usize {
-        self.all.tokens.len() / self.sequence_length
+        self.all.targets.len() / self.sequence_length
     }
 
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
         let range = first * self.sequence_length..(first + shape.size) * self.sequence_length;
         batch.clear();
-        batch.tokens.extend(&self.all.tokens[range.clone()]);
+        if self.all.pixels.is_empty() {
+            batch.tokens.extend(&self.all.tokens[range.clone()]);
+        } else {
+            let values = self.all.pixels.len() / self.sequences();
+            let images = first * values..(first + shape.size) * values;
+            batch.pixels.extend(&self.all.pixels[images]);
+        }
         batch.targets.extend(&self.all.targets[range.clone()]);
         if !self.all.lengths.is_empty() {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);

@@ -3,6 +3,7 @@
 //! Nothing here comes from the code under test, apart from plain descriptions (shapes, settings)
 //! and the Philox block function, whose known answers core checks.
 
+mod deit;
 pub(super) mod fst;
 mod models;
 pub(super) mod pass;

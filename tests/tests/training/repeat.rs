@@ -142,10 +142,11 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     let recipes = recipes.flat_map(|(at, method)| {
         let mut recipe = fixture::recipe(method);
         recipe.dropout = 0.25;
-        let berts = [fixture::bert, fixture::crammed_bert].map(|of| of(recipe.clone()));
+        let others = [fixture::bert, fixture::crammed_bert, fixture::deit];
+        let others = others.map(|of| of(recipe.clone()));
         let activation = Activation::ALL[at % Activation::ALL.len()];
         fixture::change(&mut recipe, |spec| spec.activation = activation);
-        berts.into_iter().chain([recipe])
+        others.into_iter().chain([recipe])
     });
     for recipe in recipes {
         let mut whole = start(&recipe);

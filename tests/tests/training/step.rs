@@ -449,6 +449,24 @@ fn parts([decayed, first]: [&str; 2]) -> [(Part, usize, String); 8] {
     ]
 }
 
+/// Patches, a class token, whole images that skip a half block, and two smoothed targets. Each part
+/// of the method shows.
+#[test]
+fn deit_as_in_f64() {
+    let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
+    fixture::change(&mut recipe, |spec| spec.activation = Activation::GeluErf);
+    recipe.dropout = 0.25;
+    let recipe = fixture::deit(recipe);
+    check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
+    let checked = check(&recipe, FST);
+    let parts = parts(["blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"]);
+    let more =
+        [Part::DropPath, Part::Smoothing, Part::Mixing].map(|part| (part, 1, "loss".to_owned()));
+    for (part, step, quantity) in parts.into_iter().chain(more) {
+        assert_shows(&checked, without(part), step, &quantity);
+    }
+}
+
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
 #[test]
 fn fine_tuning_as_in_f64() {

@@ -50,6 +50,21 @@ impl Dropout {
         if u >= self.p { 1.0 / (1.0 - self.p) } else { 0.0 }
     }
 
+    /// Drops whole sequences of x, which take the place of elements; returns x itself without
+    /// dropout.
+    pub fn apply_to_sequences(
+        this: Option<Self>,
+        a: &mut Arithmetic,
+        sequence_length: usize,
+        x: Matrix,
+    ) -> Matrix {
+        let Some(dropout) = this else { return x };
+        Matrix::from_shape_fn(x.dim(), |(i, j)| {
+            let value = x[[i, j]] * dropout.factor(i / sequence_length);
+            a.rounded(value, 3.0, value)
+        })
+    }
+
     /// Drops elements of x, numbered row by row; returns x itself without dropout.
     pub fn apply(this: Option<Self>, a: &mut Arithmetic, x: Matrix) -> Matrix {
         let Some(dropout) = this else { return x };
@@ -162,12 +177,19 @@ fn tanh(z: f64) -> (f64, f64) {
     (value, 1.0 - value * value)
 }
 
+/// (f(z), f'(z)) of ReLU.
+fn relu(z: f64) -> (f64, f64) {
+    let value = if z <= 0.0 { 0.0 } else { z };
+    (value, if value > 0.0 { 1.0 } else { value })
+}
+
 fn nonlinearity(activation: Activation) -> fn(f64) -> (f64, f64) {
     match activation {
         Activation::Gelu | Activation::Geglu => gelu,
         Activation::GeluErf => gelu_erf,
         Activation::Swiglu => silu,
         Activation::Tanh => tanh,
+        Activation::Relu => relu,
         other => panic!("the oracle has no {other:?}"),
     }
 }
@@ -401,6 +423,19 @@ pub fn loss(
     smoothing: f64,
     scale: f64,
 ) -> (f64, Matrix) {
+    mixed_loss(a, logits, targets, None, smoothing, scale)
+}
+
+/// [`loss`] with, if there are any, second targets and the shares of the first: 1 - s is divided
+/// between the two.
+pub fn mixed_loss(
+    a: &mut Arithmetic,
+    logits: &Matrix,
+    targets: &[u32],
+    mixed: Option<(&[u32], &[f32])>,
+    smoothing: f64,
+    scale: f64,
+) -> (f64, Matrix) {
     let mut sum = 0.0;
     let mut dlogits = Matrix::zeros(logits.dim());
     let uniform = smoothing / logits.ncols() as f64;
@@ -410,7 +445,12 @@ pub fn loss(
         let total = a.sum(row.iter().map(|x| (x - largest).exp()));
         let total = a.rounded(total, 6.0, total);
         let log = total.ln() + largest;
-        let wanted = |j: usize| uniform + if j == target as usize { 1.0 - smoothing } else { 0.0 };
+        let (second, share) =
+            mixed.map_or((target, 1.0), |(seconds, shares)| (seconds[i], f64::from(shares[i])));
+        let wanted = |j: usize| {
+            let of = |id: u32, share: f64| if j == id as usize { share } else { 0.0 };
+            uniform + (1.0 - smoothing) * (of(target, share) + of(second, 1.0 - share))
+        };
         let cost: f64 = row
             .iter()
             .enumerate()

@@ -49,6 +49,7 @@ fn huge_and_non_finite_inputs() {
         let saturates = activation == Activation::Tanh;
         let (low, slopes) = match saturates {
             true => (-1.0, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
+            false if activation == Activation::Relu => (0.0, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]),
             false => (0.0, [0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0]),
         };
         let high = |z: f32| if saturates { 1.0 } else { f64::from(z) };

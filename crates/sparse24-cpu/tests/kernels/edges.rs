@@ -77,11 +77,11 @@ fn attention_without_keys_or_sequences() {
 #[test]
 fn huge_and_non_finite_logits() {
     let mut logits = arr2(&[[1e30f32, -1e30, 0.0]]);
-    let loss = head_loss(logits.view_mut(), &[0], None, 0.0, 1.0).unwrap();
+    let loss = head_loss(logits.view_mut(), &[0], None, 0.0, None, 1.0).unwrap();
     assert_eq!((loss, logits), (0.0, Array2::zeros([1, 3])));
     for bad in [f32::NAN, f32::INFINITY] {
         let mut logits = arr2(&[[bad, 0.0, 0.0]]);
-        let loss = head_loss(logits.view_mut(), &[1], None, 0.0, 1.0).unwrap();
+        let loss = head_loss(logits.view_mut(), &[1], None, 0.0, None, 1.0).unwrap();
         let spreads = !loss.is_finite() && logits.iter().any(|x| !x.is_finite());
         assert!(spreads, "{bad}: {loss:?} {logits}");
     }

@@ -82,7 +82,7 @@ fn shape_errors_name_the_operand() {
     let sample =
         |out: [usize; 2]| mvue_prune(w.view(), Estimator::Exact, stream, zeros(out).view_mut());
     let bias = bias_forward(zeros([2, 3]).view_mut(), Array1::zeros(2).view());
-    let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, 1.0).map(drop);
+    let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, None, 1.0).map(drop);
     for (result, operand, expected, found) in [
         (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
         (product([3, 5], [5, 2]), "c", [2, 5], [5, 2]),
@@ -120,14 +120,14 @@ fn shape_errors_name_the_operand() {
 #[test]
 fn bad_tokens_and_layouts_are_errors() {
     let mut logits = Array2::zeros([3, 5]);
-    let error = head_loss(logits.view_mut(), &[1, 5, 2], Some(2), 0.0, 1.0).unwrap_err();
+    let error = head_loss(logits.view_mut(), &[1, 5, 2], Some(2), 0.0, None, 1.0).unwrap_err();
     assert!(matches!(error, Error::Token { token: 5, position: 1, vocabulary: 5, .. }), "{error}");
     assert!(error.to_string().contains("token 5 at position 1"), "{error}");
     let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
     let error = embed_forward(&[1, 3], 2, wte.view(), None, out.view_mut()).unwrap_err();
     assert!(matches!(error, Error::Token { token: 3, position: 1, vocabulary: 3, .. }), "{error}");
     let gaps = logits.slice_mut(s![.., 1..]);
-    let error = head_loss(gaps, &[1, 0, 1], None, 0.0, 1.0).unwrap_err();
+    let error = head_loss(gaps, &[1, 0, 1], None, 0.0, None, 1.0).unwrap_err();
     assert!(matches!(error, Error::Layout { operand: "logits", .. }), "{error}");
     let rule = Dropout { p: 0.3, site: Site::new(Purpose::Dropout, 1) };
     let stream = Stream::new(9, rule.site, 2, 3);

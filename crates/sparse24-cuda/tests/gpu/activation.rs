@@ -30,14 +30,18 @@ fn extreme_values_and_nans() {
         };
         let relu = numbers.map(|z| if z.to_f32() < 0.0 { 0.0 } else { z.to_f32() });
         let step = [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, f32::NAN];
+        let hard = step.map(|slope: f32| if slope == 0.5 { 0.0 } else { slope });
         let sign = [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, f32::NAN];
         let peak = [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, f32::NAN];
         let d = upload(device, &ones);
         for activation in Activation::ALL {
             let gated = activation.columns_in() == 2;
             let z = if gated { concatenate![Axis(1), z, ones] } else { z.clone() };
-            let (values, slopes) =
-                if activation == Activation::Tanh { (sign, peak) } else { (relu, step) };
+            let (values, slopes) = match activation {
+                Activation::Tanh => (sign, peak),
+                Activation::Relu => (relu, hard),
+                _ => (relu, step),
+            };
             let (shape, z) = ([1, z.ncols()], upload(device, &z));
             let [h, dz] = [[1, 8], shape].map(|shape| Poisoned::<bf16>::new(device, shape));
             forward(device, activation, z, h.matrix).expect("queued");

@@ -40,7 +40,14 @@ fn the_loss_is_the_same_with_a_gradient_and_without() {
             let targets = upload(device, &random_targets(rows, vocabulary));
             let [forward, losses] = [0, 1].map(|_| Poisoned::<f32>::new(device, [rows, 1]));
             let smoothing = 0.1;
-            let op = HeadLoss { logits, targets, vocabulary, smoothing, losses: forward.matrix };
+            let op = HeadLoss {
+                logits,
+                targets,
+                vocabulary,
+                smoothing,
+                mixed: None,
+                losses: forward.matrix,
+            };
             loss_forward(device, &op).expect("queued");
             let unchanged = device.download(logits).expect("read");
             assert_eq!(unchanged, host.as_slice().expect("row-major"), "{shape:?}: the logits");
@@ -83,8 +90,14 @@ fn a_bad_logit_or_target_spoils_its_row_only() {
             let losses = Poisoned::<f32>::new(device, [4, 1]);
             device.set_step(&StepState { loss_scale: 1.0, ..StepState::default() }).expect("set");
             let [_, _, vocabulary] = shape;
-            let op =
-                HeadLoss { logits, targets, vocabulary, smoothing: 0.0, losses: losses.matrix };
+            let op = HeadLoss {
+                logits,
+                targets,
+                vocabulary,
+                smoothing: 0.0,
+                mixed: None,
+                losses: losses.matrix,
+            };
             head_loss(device, &op).expect("queued");
             let losses = losses.read(device);
             assert_eq!(
@@ -107,7 +120,7 @@ fn bad_operands_are_refused() {
             let logits = device.alloc("logits", [3, columns]).expect("memory");
             let targets = device.alloc("targets", [rows, 1]).expect("memory");
             let losses = device.alloc("losses", [3, 1]).expect("memory");
-            let op = HeadLoss { logits, targets, vocabulary, smoothing, losses };
+            let op = HeadLoss { logits, targets, vocabulary, smoothing, mixed: None, losses };
             refused(head_loss(device, &op))
         };
         assert_eq!(refuse(12, 12, 3, 0.0), ("shape", "logits"));

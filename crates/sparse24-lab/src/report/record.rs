@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use sparse24_run::{
     Error,
-    config::{Config, dotted, table_of},
+    config::{Config, ModelKind, dotted, table_of},
     disk,
     run::{Instruments, MetricsLog, RunDirectory, StepMetrics},
 };
@@ -232,9 +232,13 @@ impl Record {
         }
     }
 
-    /// The name of the score that its task is judged by.
+    /// The name of the score that its task is judged by, or a classifier of images.
     pub(super) fn score_name(&self) -> Option<&'static str> {
-        let task = self.config.as_ref()?.task().ok()??;
+        let config = self.config.as_ref()?;
+        if config.model.kind == ModelKind::Deit {
+            return Some("acc@1");
+        }
+        let task = config.task().ok()??;
         Some(task.scores.first()?.name())
     }
 

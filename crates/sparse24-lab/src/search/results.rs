@@ -21,9 +21,8 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::Config,
-    data::Dataset,
     disk,
-    run::{LambdaOrigin, of_dataset},
+    run::{LambdaOrigin, RunData, of_data},
 };
 use sparse24_train::method::PhaseKind;
 
@@ -295,7 +294,7 @@ impl SearchResults {
         &self,
         folder: &Path,
         config: &Config,
-        dataset: &Dataset,
+        data: &RunData,
     ) -> Result<LambdaOrigin, Error> {
         let refuse = |problem: String| Err(Error::file(folder.join(FILE), problem));
         let Self { done, of, .. } = self;
@@ -316,7 +315,8 @@ impl SearchResults {
                 "searched with {key} = {searched}, but the run has {wanted}; search again"
             ));
         }
-        if self.data.is_none_or(|data| data.fingerprint != of_dataset(dataset).fingerprint) {
+        let found = of_data(data).fingerprint;
+        if self.data.is_none_or(|data| data.fingerprint != found) {
             return refuse("searched on data other than the run's; search again".to_owned());
         }
         let found = self.recommended.and_then(|lambda| {

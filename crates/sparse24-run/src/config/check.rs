@@ -3,15 +3,15 @@
 use std::num::NonZeroU32;
 
 use super::{Config, ModelKind, preset, unknown, unknown::refuse};
-use crate::{Error, task::Labels};
+use crate::{Error, images::Augmentation, task::Labels};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
-    model::{BertSpec, Gpt2Spec, ModelSpec},
+    model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
     optim::MaskedDecay,
-    schedule::GradientAccumulation,
+    schedule::{Decay, GradientAccumulation},
     trainer::Recipe,
 };
 
@@ -57,8 +57,12 @@ impl Config {
             );
             return refuse("batch.final_gradient_accumulation_steps", &expected, last);
         }
-        let last = ("batch.final_gradient_accumulation_steps", last as usize);
-        for (key, size) in sizes.into_iter().chain([last]) {
+        let may_be_zero = [
+            ("batch.final_gradient_accumulation_steps", last as usize),
+            ("model.image_size", model.image_size),
+            ("model.patch_size", model.patch_size),
+        ];
+        for (key, size) in sizes.into_iter().chain(may_be_zero) {
             let most = match key {
                 "model.layers" => MOST_LAYERS,
                 "batch.final_gradient_accumulation_steps" => MOST_GROWN,
@@ -78,6 +82,7 @@ impl Config {
         let (has_biases, expected) = match model.kind {
             ModelKind::Gpt2 => (model.bias, ""),
             ModelKind::Bert => (true, "true for a BERT, whose layers have biases"),
+            ModelKind::Deit => (true, "true for a DeiT, whose layers have biases"),
             ModelKind::CrammedBert => {
                 (false, "false for a crammed BERT, whose linear layers have no biases")
             }
@@ -85,6 +90,7 @@ impl Config {
         if model.bias != has_biases {
             return refuse("model.bias", expected, model.bias);
         }
+        self.check_images()?;
         // A narrower model is rounded to whole tiles.
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
@@ -119,6 +125,12 @@ impl Config {
             if !(least..=most).contains(&outputs) {
                 return refuse("task.outputs", &format!("{least} to {most}"), outputs);
             }
+            let classes = self.task.classes.len();
+            let most = if task.labels == Labels::Found { outputs } else { 0 };
+            if classes > 0 && classes != most {
+                let expected = format!("as many as task.outputs of a task that finds them, {most}");
+                return refuse("task.classes", &expected, classes);
+            }
             if task.labels == Labels::Span && self.task.stride == 0 {
                 return refuse("task.stride", "at least 1 token", 0);
             }
@@ -133,12 +145,71 @@ impl Config {
         Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
     }
 
+    /// Refuses settings of images for a model of text, and those that are none.
+    fn check_images(&self) -> Result<(), Error> {
+        let Self { model, augmentation, .. } = self;
+        let zero_to_one = |rate: f32| (0.0..=1.0).contains(&rate);
+        let alpha = |alpha: f32| alpha == 0.0 || (0.05..=2.0).contains(&alpha);
+        let &Augmentation { rand_augment, rand_augment_deviation, mixup, cutmix, .. } =
+            augmentation;
+        let rows = [
+            ("flip", augmentation.flip, zero_to_one(augmentation.flip), "0 to 1"),
+            ("rand_augment", rand_augment, (0.0..=10.0).contains(&rand_augment), "0 to 10"),
+            (
+                "rand_augment_deviation",
+                rand_augment_deviation,
+                (0.0..=10.0).contains(&rand_augment_deviation),
+                "0 to 10",
+            ),
+            (
+                "random_erasing",
+                augmentation.random_erasing,
+                zero_to_one(augmentation.random_erasing),
+                "0 to 1",
+            ),
+            ("mixup", mixup, alpha(mixup), "0, or 0.05 to 2"),
+            ("cutmix", cutmix, alpha(cutmix), "0, or 0.05 to 2"),
+        ];
+        for (key, found, is_fine, expected) in rows {
+            if !is_fine {
+                return refuse(&format!("augmentation.{key}"), expected, found);
+            }
+        }
+        if model.kind == ModelKind::Deit {
+            if !self.task.name.is_empty() {
+                return refuse(
+                    "task.name",
+                    "none for a DeiT, which reads no text",
+                    &self.task.name,
+                );
+            }
+            return Ok(());
+        }
+        let expected = "0, as only a DeiT has images";
+        let rows = [
+            ("model.image_size", model.image_size == 0),
+            ("model.patch_size", model.patch_size == 0),
+            ("model.drop_path", model.drop_path == 0.0),
+            ("model.label_smoothing", model.label_smoothing == 0.0),
+            ("augmentation", *augmentation == Augmentation::default()),
+        ];
+        match rows.into_iter().find(|(_, is_zero)| !is_zero) {
+            Some((key, _)) => refuse(key, expected, "another value"),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses to train a preset for a large corpus on the embedded text, which would only memorize
     /// it.
     ///
     /// # Errors
     /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
     pub fn check_corpus(&self) -> Result<(), Error> {
+        if self.data.path.is_empty() && self.model.kind == ModelKind::Deit {
+            let problem = "a DeiT needs images: name a folder with --data that holds train and \
+                val, each with a folder of JPEG or PNG images for each class";
+            return Err(Error::setting("data.path", problem));
+        }
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
             let problem = format!(
                 "the preset {:?} is for a large corpus and not for the embedded text; name one \
@@ -159,6 +230,15 @@ impl Config {
             remarks.push(format!(
                 "warm-up (optimizer.warmup_steps = {warmup}) does not end within the run (steps \
                     = {steps})"
+            ));
+        }
+        let schedule = self.optimizer.schedule(steps);
+        let decaying = schedule.decay_steps.saturating_sub(warmup);
+        if schedule.decay == Decay::Wsd && warmup < steps && schedule.cooldown_steps > decaying {
+            remarks.push(format!(
+                "the cooldown (optimizer.cooldown_steps = {}) is longer than the {decaying} steps \
+                    after the warm-up, so the learning rate does not reach its peak",
+                schedule.cooldown_steps
             ));
         }
         if self.lambda().is_none() && preset::own_lambda(self) != Some(self.method.lambda) {
@@ -266,6 +346,19 @@ impl Config {
                 ModelKind::CrammedBert => {
                     ModelSpec::CrammedBert(BertSpec { pooler: CRAMMED_POOLER, ..bert })
                 }
+                ModelKind::Deit => ModelSpec::Deit(DeitSpec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff,
+                    image_size: model.image_size,
+                    patch_size: model.patch_size,
+                    classes: vocabulary,
+                    activation: model.activation,
+                    sparsify: model.sparsify,
+                    drop_path: model.drop_path,
+                    label_smoothing: model.label_smoothing,
+                }),
             },
             method,
             steps: self.steps,

@@ -4,7 +4,7 @@ use super::{
     BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, ModelKind,
     OnNonFinite, OptimizerConfig, OptimizerName, RunConfig, TaskConfig, unknown,
 };
-use crate::{Error, data::TokenizerKind};
+use crate::{Error, data::TokenizerKind, images::Augmentation};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::Arithmetic,
@@ -67,8 +67,14 @@ const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README
     table 2 of Hu et al. 2024, arXiv 2404.01847; but the vocabulary is 50257, where that code \
     has 50304";
 
+const DEIT: &str = "Touvron et al. 2021, arXiv 2012.12877, table 9: AdamW 1e-3 to 1e-5, weight \
+    decay 0.05, 300 epochs of ImageNet (1,281,167 images) in batches of 1024, 5 of them warm-up; \
+    lambda of deit-tiny from table 2 of Hu et al. 2024, arXiv 2404.01847, which has none for \
+    deit-small; but the learning rate changes with every step instead of every epoch, and there is \
+    no moving average of weights";
+
 /// All presets.
-pub const PRESETS: [Preset; 10] = [
+pub const PRESETS: [Preset; 14] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
@@ -108,13 +114,23 @@ pub const PRESETS: [Preset; 10] = [
         build: bert_tiny_cpu,
     },
     Preset {
+        name: "deit-cifar-cpu",
+        summary: "a small DeiT for images of 32x32 pixels, in two minutes on a CPU",
+        source: "Touvron et al. 2021, arXiv 2012.12877, with patches of 4x4, 4 layers and d_model \
+            96 for CIFAR-10; but steps and batches for two minutes on two cores, without mixing, \
+            RandAugment, erasing and repeats, which a run so short does not need; lambda is not \
+            searched",
+        corpus: Corpus::Named,
+        build: deit_cifar_cpu,
+    },
+    Preset {
         name: "bert-base",
         summary: "BERT-base: 12 layers, d_model 768, sequence length 512",
         source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
             AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but Adam's moments are \
-            corrected for their bias, all steps have whole sequences, there are no pairs of \
-            sentences, tokens are GPT-2's instead of 30522 WordPieces, and fst is the default, \
-            with the lambda of bert-crammed",
+            corrected for their bias, all steps have 512 tokens a sequence, there are no pairs of \
+            sentences, WordPiece has up to 32768 pieces, found in the corpus, instead of Google's \
+            30522, and fst is the default, with the lambda of bert-crammed",
         corpus: Corpus::Named,
         build: bert_base,
     },
@@ -125,10 +141,35 @@ pub const PRESETS: [Preset; 10] = [
             2022, arXiv 2212.14034: AdamW 1e-3 under a triangle, 300k micro-batches of 128 x 128 \
             tokens, 1 to 32 of them a step, the last 50k dense; norms are decayed as there, where \
             the list of exceptions misses their names; lambda from table 2 of Hu et al. 2024, \
-            arXiv 2404.01847; but tokens are GPT-2's instead of 32768 WordPieces, and documents \
-            are in their own order instead of sorted by sentences",
+            arXiv 2404.01847; but WordPiece keeps characters beyond ASCII, and a batch is windows \
+            from random places of the corpus instead of sequences sorted by their sentences",
         corpus: Corpus::Named,
         build: bert_crammed,
+    },
+    Preset {
+        name: "deit-tiny",
+        summary: "DeiT-Ti: 12 layers, d_model 192, images of 224x224 pixels, lambda 2e-3",
+        source: DEIT,
+        corpus: Corpus::Named,
+        build: || deit(192, 3, 2e-3),
+    },
+    Preset {
+        name: "deit-small",
+        summary: "DeiT-S: 12 layers, d_model 384, images of 224x224 pixels, lambda 2e-3",
+        source: DEIT,
+        corpus: Corpus::Named,
+        build: || deit(384, 6, 2e-3),
+    },
+    Preset {
+        name: "deit-base",
+        summary: "DeiT-B: 12 layers, d_model 768, images of 224x224 pixels, lambda 1e-3",
+        source: "the authors' code, thu-ml/2by4-pretrain-acc-examples: Lion 2e-4 to 1e-6, weight \
+            decay 0.5, 300 epochs of ImageNet (1,281,167 images) in batches of 2048, masks every \
+            10 steps, no clipping; regularization of Touvron et al. 2021, arXiv 2012.12877; \
+            lambda of its table; but the learning rate changes with every step instead of every \
+            epoch, and there is no moving average of weights",
+        corpus: Corpus::Named,
+        build: deit_base,
     },
     gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
     gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
@@ -238,6 +279,7 @@ fn bert_base() -> Config {
             ..base.optimizer
         },
         batch: BatchConfig { size: 32, gradient_accumulation_steps: 8, ..base.batch },
+        data: DataConfig { tokenizer: TokenizerKind::WordPiece, ..base.data },
         ..base
     }
 }
@@ -275,6 +317,100 @@ fn bert_crammed() -> Config {
     }
 }
 
+/// Images of ImageNet to train on.
+const IMAGENET: u64 = 1_281_167;
+
+/// Steps of this many epochs of ImageNet in batches of this size.
+const fn epochs(epochs: u64, batch: u64) -> u32 {
+    (epochs * IMAGENET / batch) as u32
+}
+
+fn deit(d_model: usize, heads: usize, lambda: f32) -> Config {
+    let base = gpt2(12, heads, d_model, lambda);
+    Config {
+        steps: epochs(300, 1024),
+        model: ModelConfig {
+            kind: ModelKind::Deit,
+            sequence_length: 14 * 14 + 1,
+            image_size: 224,
+            patch_size: 16,
+            bias: true,
+            drop_path: 0.1,
+            label_smoothing: 0.1,
+            ..base.model
+        },
+        method: MethodConfig::of("fst", lambda),
+        optimizer: OptimizerConfig {
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-5,
+            warmup_learning_rate: 1e-6,
+            warmup_steps: epochs(5, 1024),
+            beta2: 0.999,
+            weight_decay: 0.05,
+            no_weight_decay: NoWeightDecay::VectorsAndEmbeddings,
+            max_grad_norm: 0.0,
+            ..base.optimizer
+        },
+        batch: BatchConfig { size: 256, gradient_accumulation_steps: 4, ..base.batch },
+        data: DataConfig { tokenizer: TokenizerKind::Byte, ..base.data },
+        augmentation: Augmentation {
+            repeats: 3,
+            flip: 0.5,
+            rand_augment: 9.0,
+            rand_augment_deviation: 0.5,
+            random_erasing: 0.25,
+            mixup: 0.8,
+            cutmix: 1.0,
+        },
+        run: RunConfig { eval_every: 1251, eval_tokens: 0, checkpoint_every: 1251, ..base.run },
+        ..base
+    }
+}
+
+fn deit_base() -> Config {
+    let base = deit(768, 12, 1e-3);
+    Config {
+        steps: epochs(300, 2048),
+        method: MethodConfig { refresh: 10, ..base.method },
+        optimizer: OptimizerConfig {
+            name: OptimizerName::Lion,
+            learning_rate: 2e-4,
+            min_learning_rate: 1e-6,
+            warmup_learning_rate: 1e-7,
+            warmup_steps: epochs(5, 2048),
+            beta2: 0.99,
+            weight_decay: 0.5,
+            ..base.optimizer
+        },
+        batch: BatchConfig { size: 256, gradient_accumulation_steps: 8, ..base.batch },
+        ..base
+    }
+}
+
+fn deit_cifar_cpu() -> Config {
+    let base = deit(96, 3, 6e-3);
+    Config {
+        steps: 1000,
+        model: ModelConfig {
+            layers: 4,
+            sequence_length: 8 * 8 + 1,
+            image_size: 32,
+            patch_size: 4,
+            drop_path: 0.0,
+            ..base.model
+        },
+        optimizer: OptimizerConfig {
+            warmup_learning_rate: 0.0,
+            warmup_steps: 100,
+            ..base.optimizer
+        },
+        batch: BatchConfig { size: 32, gradient_accumulation_steps: 1, ..base.batch },
+        augmentation: Augmentation { flip: 0.5, ..Augmentation::default() },
+        run: RunConfig { eval_every: 500, flip_every: 10, checkpoint_every: 500, ..base.run },
+        ..base
+    }
+}
+
 fn shakespeare_char_cpu() -> Config {
     Config {
         preset: String::new(),
@@ -287,9 +423,13 @@ fn shakespeare_char_cpu() -> Config {
             d_model: 128,
             d_ff: 512,
             sequence_length: 64,
+            image_size: 0,
+            patch_size: 0,
             activation: Activation::Gelu,
             bias: false,
             dropout: 0.0,
+            drop_path: 0.0,
+            label_smoothing: 0.0,
             sparsify: Sparsify::Ffn,
             activation_checkpointing: ActivationCheckpointing::None,
         },
@@ -321,6 +461,7 @@ fn shakespeare_char_cpu() -> Config {
             tokenizer: TokenizerKind::Character,
             validation_share: 0.1,
         },
+        augmentation: Augmentation::default(),
         task: TaskConfig::default(),
         run: RunConfig {
             eval_every: 250,

@@ -1,4 +1,4 @@
-//! Reads the next batch while the present one is trained on, for tokens on disk.
+//! Reads the next batch while the present one is trained on, for tokens on disk and for images.
 //!
 //! Invariant: which batch is read ahead changes no result, only when the disk is waited for.
 
@@ -12,24 +12,56 @@ use super::{Dataset, Draw};
 use crate::Error;
 use sparse24_train::schedule::GradientAccumulation;
 
-/// Inputs and targets.
-type Drawn = [Vec<u32>; 2];
+/// Reads the value that is expected next, by its key, on a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Ahead<K, T>(Mutex<Option<Reading<K, T>>>);
 
-/// A batch that a thread reads.
-type Reading = (Draw, JoinHandle<Result<Drawn, Error>>);
+/// The key of a value, and the thread that reads it.
+type Reading<K, T> = (K, JoinHandle<Result<T, Error>>);
 
-/// The batch that is expected next, on a thread of its own.
+impl<K, T> Default for Ahead<K, T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<K: Copy + PartialEq + Send + 'static, T: Send + 'static> Ahead<K, T> {
+    /// Returns `read(key)`, which is ready if it was expected, and starts to read `following`.
+    ///
+    /// # Errors
+    /// Errors of `read`.
+    pub(crate) fn take(
+        &self,
+        key: K,
+        following: K,
+        read: impl Fn(K) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let mut next = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = match next.take() {
+            Some((expected, thread)) if expected == key => {
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic))?
+            }
+            _ => read(key)?,
+        };
+        // Without a thread, it is read when it is needed.
+        let thread = Builder::new().name("batch".to_owned()).spawn(move || read(following));
+        *next = thread.ok().map(|thread| (following, thread));
+        Ok(taken)
+    }
+}
+
+/// The batch of tokens that is expected next.
 #[derive(Debug)]
 pub struct ReadAhead {
     accumulation: GradientAccumulation,
-    next: Mutex<Option<Reading>>,
+    next: Ahead<Draw, [Vec<u32>; 2]>,
 }
 
 impl ReadAhead {
     /// For steps of so many micro-steps.
     #[must_use]
     pub fn new(accumulation: GradientAccumulation) -> Self {
-        Self { accumulation, next: Mutex::new(None) }
+        Self { accumulation, next: Ahead::default() }
     }
 
     /// [`Dataset::batch`], read ahead if the batch before it was drawn here; begins to read the one
@@ -47,13 +79,6 @@ impl ReadAhead {
         inputs: &mut Vec<u32>,
         targets: &mut Vec<u32>,
     ) -> Result<(), Error> {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        match next.take() {
-            Some((read, thread)) if read == draw => {
-                [*inputs, *targets] = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-            }
-            _ => dataset.batch(draw, inputs, targets)?,
-        }
         let following = match draw.micro_step + 1 {
             micro_step if micro_step < self.accumulation.of(draw.step) => {
                 Draw { micro_step, ..draw }
@@ -61,14 +86,11 @@ impl ReadAhead {
             _ => Draw { step: draw.step.wrapping_add(1), micro_step: 0, ..draw },
         };
         let dataset = dataset.clone();
-        let read = move || {
-            let mut drawn = Drawn::default();
+        [*inputs, *targets] = self.next.take(draw, following, move |draw| {
+            let mut drawn = [Vec::new(), Vec::new()];
             let [inputs, targets] = &mut drawn;
-            dataset.batch(following, inputs, targets).map(|()| drawn)
-        };
-        // Without a thread, the batch is read when it is needed.
-        let thread = Builder::new().name("batch".to_owned()).spawn(read);
-        *next = thread.ok().map(|thread| (following, thread));
+            dataset.batch(draw, inputs, targets).map(|()| drawn)
+        })?;
         Ok(())
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn no_text(path: &Path, bytes: &[u8], start: usize, error: Utf8Error)
 }
 
 /// Appends the files below `folder`, in order.
-pub(super) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
     let failed = |e: io::Error| Error::io("read", folder, e);
     let mut entries =
         fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;

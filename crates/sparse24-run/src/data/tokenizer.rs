@@ -53,6 +53,18 @@ impl TokenizerKind {
             Self::Gpt2 => "gpt2",
         }
     }
+
+    /// Ids of the tokenizer; of one that takes its vocabulary from a corpus, a usual number.
+    #[must_use]
+    pub const fn usual_vocabulary(self) -> u32 {
+        match self {
+            Self::Byte => 256,
+            // The characters of tinyshakespeare.
+            Self::Character => 65,
+            Self::WordPiece => DEFAULT_PIECES as u32,
+            Self::Gpt2 => 50257,
+        }
+    }
 }
 
 /// Pieces of a WordPiece vocabulary that is trained, by default: as many as the paper's BERT has.

@@ -38,6 +38,7 @@ pub(super) const FORMAT: Format = Format {
     tables: [TOKEN_TABLE, "embeddings.position_embeddings.weight"],
     classes: ["BertForMaskedLM", "BertForSequenceClassification", "BertForQuestionAnswering"],
     stored,
+    shaped: |_, shape| shape.to_vec(),
     is_transposed: |_| false,
     read,
     fields,

@@ -227,7 +227,7 @@ impl<'a> Plan<'a> {
             layout.extend(names.iter().map(|name| Layout {
                 name: self.format.full(name),
                 dtype: stored,
-                shape: shape.clone(),
+                shape: (self.format.shaped)(name, &shape),
             }));
         }
         let mut file = disk::NewFile::create(into.join(WEIGHTS))?;

@@ -9,7 +9,7 @@ use super::{
     CONFIG, bert,
     config::{activation_name, object, parse},
     format::Format,
-    gpt2,
+    gpt2, timm,
 };
 use crate::{Error, config::MOST, data::Tokenizer, disk, json, tensors::shards::check_inside};
 use sparse24_train::{
@@ -18,7 +18,7 @@ use sparse24_train::{
 };
 
 /// Every format.
-pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT];
+pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT, timm::FORMAT];
 
 impl Format {
     /// The format of a model.
@@ -29,6 +29,7 @@ impl Format {
         let format = match model {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
+            ModelSpec::Deit(_) => &timm::FORMAT,
             _ => {
                 let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
                     the checkpoint's model.safetensors holds the weights";
@@ -53,7 +54,9 @@ pub struct FolderModel {
 #[derive(Deserialize)]
 #[serde(expecting = "an object with model_type")]
 struct Kind {
-    model_type: String,
+    model_type: Option<String>,
+    /// timm's configurations have this instead.
+    architecture: Option<serde::de::IgnoredAny>,
 }
 
 /// The head of a model.
@@ -61,7 +64,7 @@ struct Kind {
 #[serde(expecting = "an object")]
 struct Head {
     architectures: Option<Vec<String>>,
-    id2label: Option<BTreeMap<usize, String>>,
+    id2label: Option<BTreeMap<String, String>>,
     num_labels: Option<usize>,
     problem_type: Option<String>,
 }
@@ -82,7 +85,11 @@ impl FolderModel {
         }
         let text = disk::read_small(path, 1 << 20)
             .map_err(|e| e.expecting("that of a Hugging Face model"))?;
-        let Kind { model_type } = parse(path, "model", &text)?;
+        let Kind { model_type, architecture } = parse(path, "model", &text)?;
+        let of_timm = architecture.map(|_| timm::FORMAT.name.to_owned());
+        let Some(model_type) = model_type.or(of_timm) else {
+            return Err(Error::file(path, "not a model configuration: it has no model_type"));
+        };
         let Some(format) = FORMATS.iter().find(|format| format.name == model_type) else {
             let names: Vec<_> = FORMATS.iter().map(|format| format!("{:?}", format.name)).collect();
             let names = names.join(" or ");
@@ -111,7 +118,16 @@ impl Head {
         if !sequence {
             return Ok((span.then_some(Prediction::Span), Vec::new()));
         }
-        let names = self.id2label.unwrap_or_default();
+        let mut names = BTreeMap::new();
+        for (class, name) in self.id2label.unwrap_or_default() {
+            let number: usize = class.parse().map_err(|_| {
+                Error::file(
+                    path,
+                    format!("id2label: expected the number of a class, found {class:?}"),
+                )
+            })?;
+            names.insert(number, name);
+        }
         if !names.keys().copied().eq(0..names.len()) {
             let problem = "id2label: expected the classes from 0 on";
             return Err(Error::file(path, problem));
@@ -126,7 +142,8 @@ impl Head {
             (2.., None | Some("single_label_classification")) => Some(Prediction::Class(count)),
             _ => None,
         };
-        Ok((prediction, names.into_values().collect()))
+        let is_named = prediction.is_some();
+        Ok((prediction, names.into_values().filter(|_| is_named).collect()))
     }
 }
 
@@ -153,6 +170,12 @@ pub struct Description<'a> {
     pub labels: &'a [&'a str],
 }
 
+/// The name of a class that has none, as transformers gives it.
+#[must_use]
+pub fn numbered(class: usize) -> String {
+    format!("LABEL_{class}")
+}
+
 /// The file that `from_pretrained` reads; `end` is the token that ends a text.
 pub(super) fn to_json(
     format: &Format,
@@ -162,6 +185,9 @@ pub(super) fn to_json(
 ) -> Vec<u8> {
     let prediction = spec.prediction();
     let mut fields = (format.fields)(spec, end);
+    if format.name == timm::FORMAT.name {
+        return json::pretty(&Value::Object(fields));
+    }
     fields.extend(object(json!({
         "model_type": format.name,
         "architectures": [format.classes[match prediction {
@@ -179,7 +205,7 @@ pub(super) fn to_json(
     }
     if let Some(prediction) = prediction.filter(|&prediction| prediction != Prediction::Span) {
         let name = |class: usize| {
-            labels.get(class).map_or_else(|| format!("LABEL_{class}"), |&name| name.to_owned())
+            labels.get(class).map_or_else(|| numbered(class), |&name| name.to_owned())
         };
         let names: Vec<_> = (0..prediction.outputs()).map(name).collect();
         let by_id = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name)));

@@ -11,10 +11,10 @@ use sparse24_train::model::ModelSpec;
 
 use crate::Error;
 
-/// A model of Hugging Face's library.
+/// A model of Hugging Face's library, or of timm.
 #[derive(Debug)]
 pub struct Format {
-    /// `model_type` in `config.json`.
+    /// `model_type` in `config.json`; "timm" for timm's, which has none.
     pub name: &'static str,
     /// The name in messages.
     pub(super) title: &'static str,
@@ -35,6 +35,8 @@ pub struct Format {
     pub(super) classes: [&'static str; 3],
     /// The tensors that hold a parameter of ours, without prefix.
     pub(super) stored: fn(&str) -> Vec<String>,
+    /// The shape in a file of one of these tensors, for its rows and columns, or its length.
+    pub(super) shaped: fn(&str, &[usize]) -> Vec<usize>,
     /// Whether a weight is stored as `[in, out]`.
     pub(super) is_transposed: fn(&str) -> bool,
     /// The shape in `config.json`.

@@ -31,6 +31,7 @@ pub(super) const FORMAT: Format = Format {
     tables: [TOKEN_TABLE, "wpe.weight"],
     classes: ["GPT2LMHeadModel", "GPT2ForSequenceClassification", "GPT2ForQuestionAnswering"],
     stored: |name| vec![name.to_owned()],
+    shaped: |_, shape| shape.to_vec(),
     is_transposed: is_conv1d,
     read,
     fields,

@@ -151,8 +151,11 @@ fn read_part(
     shape: &[usize],
 ) -> Result<Vec<f32>, Error> {
     let is_transposed = (format.is_transposed)(name);
-    let stored: Vec<_> =
-        if is_transposed { shape.iter().rev().copied().collect() } else { shape.to_vec() };
+    let stored: Vec<_> = if is_transposed {
+        shape.iter().rev().copied().collect()
+    } else {
+        (format.shaped)(name, shape)
+    };
     if entry.shape != stored {
         let [tokens, positions] = format.tables;
         let problem = match (entry.shape.as_slice(), shape) {

@@ -1,9 +1,10 @@
 //! The way out and back, and the message of every refusal.
 
 mod refusals;
+mod timm;
 mod transformers;
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use sparse24_core::{Mask, MaskKind, op::Activation, tile::TilePattern};
 use tempfile::TempDir;

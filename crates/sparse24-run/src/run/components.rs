@@ -11,7 +11,9 @@ use crate::{
         Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
         TokenizerKind,
     },
-    disk, machine,
+    disk,
+    images::{ImageBatches, Images},
+    machine,
     task::{Examples, Judgement, TaskBatches},
 };
 use sparse24_train::{
@@ -53,28 +55,47 @@ pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
     open_scanned(config, Opening::default())
 }
 
-/// Like [`open_dataset`]; `progress` is called with tokens read and tokens in all while foreign
+/// Opens the data of a configuration that is no fine-tuning: text, or images.
+///
+/// # Errors
+/// Errors of [`open_dataset`], or of [`Images::open`].
+pub fn open_data(config: &Config) -> Result<RunData, Error> {
+    open_data_with(config, None, &mut |_, _| Ok(()))
+}
+
+/// Like [`open_data`]; `progress` is called with tokens read and tokens in all while foreign
 /// shards are read whole. Text is read with the tokenizer, if one is given, and not with one for
 /// the text.
 ///
 /// # Errors
-/// Like [`open_dataset`].
-pub fn open_dataset_with(
+/// Like [`open_data`].
+pub fn open_data_with(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     progress: Progress<'_>,
-) -> Result<Dataset, Error> {
+) -> Result<RunData, Error> {
+    if let Some(source) = config.image_source() {
+        return Ok(Images::open(source)?.into());
+    }
     let tokenizer = tokenizer.cloned();
-    open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })
+    Ok(open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })?.into())
 }
 
 /// The data of a run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum RunData {
     /// Text, to pre-train on.
     Text(Dataset),
     /// Labelled examples, to fine-tune on.
     Task(Examples),
+    /// Classified images.
+    Images(Images),
+}
+
+impl From<Images> for RunData {
+    fn from(images: Images) -> Self {
+        Self::Images(images)
+    }
 }
 
 impl From<Dataset> for RunData {
@@ -100,6 +121,9 @@ impl RunData {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
+        if let Some(source) = config.image_source() {
+            return Ok(Images::open(source)?.into());
+        }
         // A vocabulary of words takes long to train, and may be that of the initial weights.
         let tokenizer = match config.data.tokenizer {
             TokenizerKind::WordPiece => tokenizer().ok(),
@@ -109,9 +133,13 @@ impl RunData {
     }
 
     /// Whether it is what a configuration names.
-    pub(super) fn is_of(&self, config: &Config) -> bool {
+    #[must_use]
+    pub fn is_of(&self, config: &Config) -> bool {
         match (self, config.task_source()) {
-            (Self::Text(dataset), Ok(None)) => dataset.is_of(&data_source(config)),
+            (Self::Images(images), _) => config.image_source().as_ref() == Some(images.source()),
+            (Self::Text(dataset), Ok(None)) => {
+                config.image_source().is_none() && dataset.is_of(&data_source(config))
+            }
             (Self::Task(examples), Ok(Some(source))) => examples.source == source,
             _ => false,
         }
@@ -123,15 +151,17 @@ impl RunData {
         match self {
             Self::Text(dataset) => dataset.source(),
             Self::Task(examples) => &examples.source.folder,
+            Self::Images(images) => &images.source().folder,
         }
     }
 
-    /// The tokenizer; `None` for foreign shards, which have none.
+    /// The tokenizer; `None` for foreign shards and images, which have none.
     #[must_use]
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Text(dataset) => dataset.tokenizer(),
             Self::Task(examples) => Some(examples.tokenizer()),
+            Self::Images(_) => None,
         }
     }
 
@@ -140,16 +170,17 @@ impl RunData {
     pub fn scan(&self) -> Option<&Scan> {
         match self {
             Self::Text(dataset) => dataset.scan(),
-            Self::Task(_) => None,
+            Self::Task(_) | Self::Images(_) => None,
         }
     }
 
-    /// Every id is below it.
+    /// Every id is below it; of images, every class.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
         match self {
             Self::Text(dataset) => dataset.vocabulary(),
             Self::Task(examples) => examples.tokenizer().vocabulary(),
+            Self::Images(images) => images.classes().len() as u32,
         }
     }
 
@@ -174,6 +205,9 @@ impl RunData {
             Self::Task(examples) => {
                 Box::new(TaskBatches::new(examples, seed, shape, recipe.gradient_accumulation))
             }
+            Self::Images(images) => {
+                Box::new(ImageBatches::new(images, seed, shape, recipe.gradient_accumulation))
+            }
         }
     }
 
@@ -190,24 +224,38 @@ impl RunData {
             Self::Task(examples) => {
                 Box::new(TaskBatches::new(examples, 0, recipe.batch, recipe.gradient_accumulation))
             }
+            Self::Images(images) => {
+                Box::new(ImageBatches::new(images, 0, recipe.batch, recipe.gradient_accumulation))
+            }
         }
     }
 
     /// Evaluates a model on the validation split: its loss, and the judgement of a fine-tuned one.
     ///
     /// # Errors
-    /// Errors of [`Trainer::evaluate`].
+    /// [`Error::File`] for text without a masked token; errors of [`Trainer::evaluate`].
     pub fn judge(
         &self,
         trainer: &mut Trainer,
         data: &dyn Evaluation,
         size: usize,
     ) -> Result<(Metrics, Judgement), Error> {
-        let Self::Task(examples) = self else {
-            return Ok((trainer.evaluate(data, size)?, Judgement::default()));
-        };
+        if let Self::Text(_) = self {
+            let metrics = trainer.evaluate(data, size)?;
+            if metrics.targets == 0 {
+                let problem = "none of its validation tokens is a target, and a BERT predicts \
+                    15 % of them; evaluate on more text";
+                return Err(Error::file(self.source(), problem));
+            }
+            return Ok((metrics, Judgement::default()));
+        }
         let (metrics, outputs) = trainer.predict(data, size)?;
-        Ok((metrics, examples.judge(&outputs)))
+        let judgement = match self {
+            Self::Text(_) => Judgement::default(),
+            Self::Task(examples) => examples.judge(&outputs),
+            Self::Images(images) => images.judge(&outputs),
+        };
+        Ok((metrics, judgement))
     }
 }
 
@@ -240,6 +288,10 @@ pub fn data_source(config: &Config) -> Source {
 }
 
 fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+    if let Some(task) = config.task()? {
+        let problem = format!("expected \"\", found {:?}, for `sparse24 finetune`", task.name);
+        return Err(Error::setting("task.name", problem));
+    }
     let dataset = Dataset::open_scanned(data_source(config), opening)?;
     dataset.check_context(config.model.sequence_length)?;
     Ok(dataset)

@@ -51,8 +51,7 @@ pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> St
     }
 }
 
-/// The identity of a dataset.
-pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
+fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     DatasetIdentity {
         fingerprint: dataset.fingerprint().into(),
         training_tokens: dataset.train().len() as u64,
@@ -61,9 +60,20 @@ pub fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
     }
 }
 
-fn of_data(data: &RunData) -> DatasetIdentity {
+/// The identity of data; images count as tokens.
+#[must_use]
+pub fn of_data(data: &RunData) -> DatasetIdentity {
     let examples = match data {
         RunData::Text(dataset) => return of_dataset(dataset),
+        RunData::Images(images) => {
+            let [training_tokens, held_out_tokens] = images.counts().map(|count| count as u64);
+            return DatasetIdentity {
+                fingerprint: images.fingerprint().into(),
+                training_tokens,
+                held_out_tokens,
+                vocabulary: images.classes().len() as u32,
+            };
+        }
         RunData::Task(examples) => examples,
     };
     DatasetIdentity {
@@ -123,8 +133,8 @@ struct Difference {
     key: String,
     was: String,
     is: String,
-    /// Whether weights and moments fit, so that `--allow` accepts the change; else they have another
-    /// shape or meaning.
+    /// Whether weights and moments fit, so that `--allow` accepts the change; if not, they have
+    /// another shape or meaning.
     fits: bool,
 }
 

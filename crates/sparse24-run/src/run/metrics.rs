@@ -428,7 +428,7 @@ impl Lines {
         };
         Err(Error::file(
             &self.path,
-            format!("line {} is no metrics of the next step: {problem}", self.number),
+            format!("line {} is not the metrics of the next step: {problem}", self.number),
         ))
     }
 }

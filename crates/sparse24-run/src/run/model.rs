@@ -23,6 +23,7 @@ use crate::{
     config::Config,
     data::{Dataset, Tokenizer, is_shards},
     disk::{self, Confined, confine},
+    images::{ImageSource, Images},
     task::{Examples, TaskSource},
 };
 use sparse24_train::{
@@ -91,7 +92,7 @@ impl Model {
         let missing = || {
             Error::file(
                 &from,
-                format!("has no {table}, the token embedding; name another checkpoint"),
+                format!("has no {table}, the table of tokens or classes; name another checkpoint"),
             )
         };
         let vocabulary = checkpoint.weight(table).ok_or_else(missing)?.shape[0];
@@ -173,7 +174,7 @@ impl Model {
     pub fn data(&self) -> Result<RunData, Error> {
         let trained_on = self.checkpoint.state.dataset;
         if trained_on == no_dataset() {
-            if self.tokenizer.is_none() {
+            if self.tokenizer.is_none() && self.config.image_source().is_none() {
                 self.check_readable(Path::new(&self.config.data.path))?;
             }
             self.config.check_corpus()?;
@@ -198,6 +199,9 @@ impl Model {
         if let (Some(source), Some(tokenizer)) = (self.config.task_source()?, &self.tokenizer) {
             let source = TaskSource { folder: path.to_owned(), ..source };
             return Ok(Examples::open_validation(source, tokenizer)?.into());
+        }
+        if let Some(source) = self.config.image_source() {
+            return Ok(Images::open(ImageSource { folder: path.to_owned(), ..source })?.into());
         }
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {

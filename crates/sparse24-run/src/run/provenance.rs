@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, env, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{Error, disk, json};
+use crate::{Error, checkpoint::NamedTensor, disk, json};
 use sparse24_train::backend::Device;
 
 /// Weights at a start.
@@ -40,6 +40,21 @@ pub struct LambdaOrigin {
     pub seeds: Vec<u64>,
 }
 
+/// BLAKE3 of weights in their order, in hexadecimal: of each the name, its length and the values,
+/// little endian.
+#[must_use]
+pub fn fingerprint(weights: &[NamedTensor]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for NamedTensor { name, values, .. } in weights {
+        hasher.update(name.as_bytes()).update(&(values.len() as u64).to_le_bytes());
+        for part in values.chunks(1 << 14) {
+            let bytes: Vec<u8> = part.iter().flat_map(|value| value.to_le_bytes()).collect();
+            hasher.update(&bytes);
+        }
+    }
+    hasher.finalize().to_string()
+}
+
 /// One start of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
@@ -53,6 +68,9 @@ pub struct Provenance {
     pub command: Vec<String>,
     /// Initial weights.
     pub initial: Initial,
+    /// [`fingerprint`] of the initial weights, if they were given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
     /// Origin of lambda, in the first start of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
@@ -84,6 +102,7 @@ impl Provenance {
             started: now(),
             command: env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
             initial,
+            weights: None,
             lambda: None,
             changed: BTreeMap::new(),
             measured_anew_after: None,

@@ -14,6 +14,7 @@ use super::{
     loss_spikes::Spikes,
     metrics::best,
     plans,
+    provenance::fingerprint,
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
@@ -62,7 +63,7 @@ pub enum Damaged {
 
 impl Run {
     /// Starts a run on the configuration's data in a new directory, after checking everything. The
-    /// data are those of [`open_dataset`](super::open_dataset) or
+    /// data are those of [`open_data`](super::open_data) or
     /// [`Examples::open`](crate::task::Examples::open).
     ///
     /// # Errors
@@ -78,7 +79,7 @@ impl Run {
         let data = data.into();
         if !data.is_of(&config) {
             let problem = "the data was opened for another configuration, so a resume would \
-                not find it; open it with open_dataset";
+                not find it; open it with open_data";
             return Err(Error::setting("data", problem));
         }
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
@@ -96,6 +97,9 @@ impl Run {
             match data {
                 RunData::Text(_) => trainer.start_from(&named)?,
                 RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
+                RunData::Images(_) => {
+                    trainer.start_partly_from(&named, |name| name.starts_with("head."))?;
+                }
             }
         }
         make_absolute(&mut config)?;
@@ -114,10 +118,11 @@ impl Run {
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
                 )?;
             }
-            let initial = if initial.is_some() { Initial::Given } else { Initial::Random };
+            let origin = if initial.is_some() { Initial::Given } else { Initial::Random };
             let start = Provenance {
+                weights: initial.map(fingerprint),
                 lambda: lambda.cloned(),
-                ..Provenance::of_start(&trainer.backend().device(), initial)
+                ..Provenance::of_start(&trainer.backend().device(), origin)
             };
             start.record(&directory.provenance())?;
             let metrics = MetricsLog::create(&directory.metrics())?;

@@ -325,7 +325,8 @@ impl Run {
     /// One optimizer step, taken or skipped.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
         let step = self.trainer.step() + 1;
-        let reports_flips = step == 1 || is_due(self.config.run.flip_every, step);
+        let every = self.config.run.flip_every;
+        let reports_flips = every > 0 && (step == 1 || is_due(every, step));
         let is_measured = is_due(self.config.run.instrument_every, step);
         let sampling =
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };

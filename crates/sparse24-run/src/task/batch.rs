@@ -127,7 +127,8 @@ mod tests {
             fs::write(folder.path().join(name), text).unwrap();
         }
         let (task, folder) = (find("cola").unwrap(), folder.path().to_owned());
-        let source = TaskSource { task, folder, layout, max_length: 8, stride: 0 };
+        let source =
+            TaskSource { task, folder, layout, classes: Vec::new(), max_length: 8, stride: 0 };
         Examples::open(source, &Tokenizer::Byte)
     }
 

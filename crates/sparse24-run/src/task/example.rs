@@ -23,6 +23,9 @@ pub struct TaskSource {
     pub folder: PathBuf,
     /// The order of an example's tokens.
     pub layout: Layout,
+    /// Classes of a model, in order, for [`Labels::Found`](super::Labels::Found); if empty, they
+    /// are those of the training split.
+    pub classes: Vec<String>,
     /// Most tokens of an example.
     pub max_length: usize,
     /// Tokens between the beginnings of the windows of a context.

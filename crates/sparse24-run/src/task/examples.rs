@@ -14,7 +14,7 @@ use super::{
 use crate::{Error, data::Tokenizer};
 
 /// The examples of a split.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Split {
     /// Sentences and pairs of them.
     Sentences(Vec<Example>),
@@ -72,7 +72,7 @@ impl Split {
 }
 
 /// The examples of a task.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Examples {
     /// Where they came from.
     pub source: TaskSource,
@@ -107,16 +107,19 @@ impl Examples {
         let [train, validation] = read::splits(task, folder, read)?;
         let mut classes: Vec<String> = match task.labels {
             Labels::Named(names) => names.iter().map(|&name| name.to_owned()).collect(),
+            Labels::Found if !source.classes.is_empty() => source.classes.clone(),
             Labels::Found => {
                 train.iter().flat_map(|file| &file.rows).map(|row| row.label.clone()).collect()
             }
             Labels::Value | Labels::Span => Vec::new(),
         };
-        if task.labels == Labels::Found {
+        if task.labels == Labels::Found && source.classes.is_empty() {
             classes.sort_unstable();
             classes.dedup();
         }
-        let rules = Rules { layout, tokenizer, classes: &classes, labels: task.labels, longest };
+        let of = if source.classes.is_empty() { "the training split" } else { "the model" };
+        let rules =
+            Rules { layout, tokenizer, classes: &classes, of, labels: task.labels, longest };
         let encode = |files: &[read::File]| -> Result<Vec<(Example, bool)>, Error> {
             let rows = files.iter().flat_map(|file| file.rows.iter().map(move |row| (file, row)));
             let rows: Vec<_> = rows.collect();
@@ -252,6 +255,8 @@ struct Rules<'a> {
     layout: Layout,
     tokenizer: &'a Tokenizer,
     classes: &'a [String],
+    /// Owner of the classes, for messages.
+    of: &'static str,
     labels: Labels,
     longest: usize,
 }
@@ -270,7 +275,7 @@ impl Rules<'_> {
             let expected = match self.labels {
                 Labels::Value => "a number".to_owned(),
                 Labels::Named(names) => names.join(" or "),
-                Labels::Found | Labels::Span => "a class of the training split".to_owned(),
+                Labels::Found | Labels::Span => format!("a class of {}", self.of),
             };
             refuse(format!("has the label {:?}, expected {expected}", row.label))
         })?;

@@ -32,7 +32,7 @@ pub(super) fn splits<T>(
     read: impl Fn(&Path) -> Result<T, Error>,
 ) -> Result<[Vec<T>; 2], Error> {
     if !folder.is_dir() {
-        let problem = format!("is no folder; expected one with the files of {}", task.name);
+        let problem = format!("is not a folder; expected one with the files of {}", task.name);
         return Err(Error::file(folder, problem));
     }
     let exist = |names: &[&str]| names.iter().all(|name| folder.join(name).is_file());

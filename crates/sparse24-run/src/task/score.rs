@@ -93,7 +93,7 @@ impl Score {
 fn words(answer: &str) -> Vec<String> {
     let lower = answer.to_lowercase();
     let plain: String = lower.chars().filter(|c| !c.is_ascii_punctuation()).collect();
-    // An article may be a part of a word that a character which is no letter or digit divides.
+    // A character that is neither a letter nor a digit ends a word, and may do so for an article.
     let mut text = String::new();
     let mut rest = plain.as_str();
     while !rest.is_empty() {

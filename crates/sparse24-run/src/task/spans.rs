@@ -22,7 +22,7 @@ const LONGEST_ANSWER: usize = 30;
 const BEST: usize = 20;
 
 /// The questions of a split.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Spans {
     rules: Rules,
     paragraphs: Vec<Paragraph>,
@@ -42,7 +42,7 @@ struct Rules {
     stride: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Paragraph {
     context: String,
     tokens: Vec<u32>,
@@ -50,7 +50,7 @@ struct Paragraph {
     ranges: Vec<Range<usize>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Question {
     id: String,
     paragraph: usize,
@@ -356,7 +356,7 @@ mod tests {
         let data = serde_json::json!({"data": [{"paragraphs": [paragraph]}]});
         fs::write(file.path(), data.to_string()).unwrap();
         let (task, folder) = (find("squad").unwrap(), file.path().to_owned());
-        let source = TaskSource { task, folder, layout, max_length, stride };
+        let source = TaskSource { task, folder, layout, classes: Vec::new(), max_length, stride };
         Spans::read(file.path(), &source, &Tokenizer::Byte)
     }
 
@@ -424,7 +424,7 @@ mod tests {
             .unwrap();
         set(window, 0, accent + 1, 5.0);
         set(window, 1, accent + 6, 5.0);
-        // A token of the question, or of padding, is no answer.
+        // Tokens of the question and of padding are not answers.
         outputs[2 * window * length] = 99.0;
         outputs[2 * (window * length + length - 1) + 1] = 99.0;
         assert_eq!(spans.answers(&outputs), [("w", "da"), ("r", "\u{c9}mile")]);

@@ -43,7 +43,7 @@ pub(super) struct Question {
 pub(super) fn read(path: &Path) -> Result<Vec<Paragraph>, Error> {
     let bytes = disk::read_small(path, super::read::MOST)?;
     let document: Document<'_> = serde_json::from_slice(&bytes)
-        .map_err(|error| Error::file(path, format!("is no file like SQuAD's: {error}")))?;
+        .map_err(|error| Error::file(path, format!("is not a file like SQuAD's: {error}")))?;
     let mut ids = HashSet::new();
     let mut read = Vec::new();
     for (i, article) in document.data.0.iter().enumerate() {
@@ -294,7 +294,7 @@ mod tests {
             ),
             (file("x", ""), "", "holds no question"),
             ("{\"data\": [".to_owned(), "data[0]: ", "EOF"),
-            ("[]".to_owned(), "is no file like SQuAD's", "invalid length 0"),
+            ("[]".to_owned(), "is not a file like SQuAD's", "invalid length 0"),
         ] {
             let error = read_text(&text).unwrap_err().to_string();
             assert!(error.contains(place) && error.contains(problem), "{text}: {error}");

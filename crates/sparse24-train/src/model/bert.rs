@@ -8,8 +8,8 @@
 //! logits = norm(act(m W^T + b)) word^T + bias
 //! ```
 //!
-//! A fine-tuned BERT has a [`SequenceHead`] on the first token instead, with a pooler, or a
-//! [`SpanHead`] on all.
+//! A fine-tuned BERT has a [`SequenceHead`](crate::nn::SequenceHead) on the first token instead,
+//! with a pooler, or a [`SpanHead`](crate::nn::SpanHead) on all.
 //!
 //! Parameter names are Hugging Face's without `bert.`, but queries, keys and values are one
 //! projection.
@@ -19,20 +19,16 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify, no_outputs};
+use super::{Extents, Model, Sparsify, masked_head::MaskedHead};
 use crate::{
     Error,
-    backend::{
-        Backend, DType, Region, Tensor,
-        op::{ActivationBackward, Add},
-    },
+    backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
-        Prediction, PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
-        Streams, TargetRows,
+        FfnActivations, FfnSpec, LinearSpec, Norm, NormActivations, Pass, Prediction,
+        PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
-    objective::{Batch, most_targets},
+    objective::Batch,
 };
 
 /// The size of a BERT, or of a [crammed](super::crammed_bert) one.
@@ -55,7 +51,7 @@ pub struct BertSpec {
     /// Which linear layers masks may prune.
     pub sparsify: Sparsify,
     /// Probability that a token is a target, which bounds the rows that the head reads: at most
-    /// [`most_targets`] of a batch.
+    /// [`most_targets`](crate::objective::most_targets) of a batch.
     pub mask_probability: f32,
     /// Features of the pooler, through which a fine-tuned model reads the first token.
     pub pooler: usize,
@@ -96,6 +92,36 @@ impl BertSpec {
             sparsity,
         }
     }
+
+    /// The layer before the decoder of the head of masked tokens.
+    pub(super) fn before_decoder(&self, name: &str, bias: Bias) -> LinearSpec {
+        let (name, shape) = (name.to_owned(), [self.d_model; 2]);
+        LinearSpec { name, shape, deviation: DEVIATION, bias, sparsity: Sparsity::Dense }
+    }
+
+    /// The head of a fine-tuned model, which reads x.
+    pub(super) fn tuned_head(
+        &self,
+        builder: &mut Builder<'_>,
+        prediction: Prediction,
+        x: Tensor,
+    ) -> Result<Box<dyn PredictionHead>, Error> {
+        let spec = SequenceHeadSpec {
+            name: "classifier",
+            bias: Bias::Present,
+            pooler: Some(("pooler.dense", self.pooler)),
+            d_model: self.d_model,
+            deviation: DEVIATION,
+            prediction,
+        };
+        spec.build(builder, x)
+    }
+}
+
+/// The activation of the head's transform: that of the feed-forward layers, as Hugging Face's
+/// `hidden_act` is, but GELU where these have a gate.
+fn transform_activation(of_layers: Activation) -> Activation {
+    if of_layers.columns_in() == 1 { of_layers } else { Activation::GeluErf }
 }
 
 /// The model with its activations.
@@ -105,7 +131,7 @@ pub struct Bert {
     segment: Embedding,
     norm: Norm,
     blocks: Vec<Block>,
-    head: TaskHead,
+    head: Box<dyn PredictionHead>,
     tokens: Tensor,
     segments: Tensor,
     lengths: Tensor,
@@ -150,17 +176,19 @@ impl Bert {
             blocks.push(Block::new(builder, spec, layer)?);
         }
         let head = match spec.prediction {
-            None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
-            Some(Prediction::Span) => {
-                let x = blocks.last().map_or(embedded.y, |block| block.kept.norm_2.y);
-                TaskHead::Tuned(Box::new(SpanHead::new(builder, x, DEVIATION)?))
+            None => {
+                let of = |part: &str| format!("cls.predictions.{part}");
+                let linear = spec.before_decoder(&of("transform.dense"), Bias::Present);
+                let activation = transform_activation(spec.activation);
+                let norm = of("transform.LayerNorm");
+                let head = MaskedHead::new(builder, &embedding, linear, spec.mask_probability)?
+                    .with_norm(builder, activation, (&norm, EPSILON))?
+                    .with_bias(builder, &of("bias"))?;
+                Box::new(head)
             }
             Some(prediction) => {
-                let pooler = Some(("pooler.dense", spec.pooler));
-                let (name, bias) = ("classifier", Bias::Present);
-                let (d_model, deviation) = (d, DEVIATION);
-                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
-                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
+                let x = blocks.last().map_or(embedded.y, |block| block.kept.norm_2.y);
+                spec.tuned_head(builder, prediction, x)?
             }
         };
         let BatchShape { size, .. } = builder.batch();
@@ -218,19 +246,13 @@ impl Model for Bert {
         let segments = if segments.is_empty() { &first } else { segments };
         backend.upload_ids(self.segments.first_rows(p), segments)?;
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
-        match &self.head {
-            TaskHead::Masked(head) => head.upload(backend, targets),
-            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
-        }
+        self.head.upload(backend, targets, lengths)
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
         let dx = pass.rows(self.shared.dx);
-        match &self.head {
-            TaskHead::Masked(head) => head.loss_and_gradient(pass, x, dx)?,
-            TaskHead::Tuned(head) => head.loss_and_gradient(pass, x, dx)?,
-        }
+        self.head.loss_and_gradient(pass, x, dx)?;
         let lengths = Some(self.lengths.first_rows(pass.batch.size));
         let embedded = self.embedded.rows(pass);
         for (layer, block) in self.blocks.iter().enumerate().rev() {
@@ -249,134 +271,15 @@ impl Model for Bert {
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
-        match &self.head {
-            TaskHead::Masked(head) => head.loss(pass, x),
-            TaskHead::Tuned(head) => head.evaluate(pass, x),
-        }
+        self.head.evaluate(pass, x)
     }
 
     fn loss(&self) -> Tensor {
-        match &self.head {
-            TaskHead::Masked(head) => head.head.buffers().loss,
-            TaskHead::Tuned(head) => head.loss(),
-        }
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        match &self.head {
-            TaskHead::Masked(_) => Err(no_outputs()),
-            TaskHead::Tuned(head) => head.outputs(pass),
-        }
-    }
-}
-
-/// The reader of the last block's output.
-#[derive(Debug)]
-enum TaskHead {
-    /// Pre-training.
-    Masked(Box<MaskedHead>),
-    /// Fine-tuning.
-    Tuned(Box<dyn PredictionHead>),
-}
-
-impl TaskHead {
-    fn sharing(&self) -> Sharing {
-        match self {
-            Self::Masked(_) => Sharing::Tied,
-            Self::Tuned(_) => Sharing::Alone,
-        }
-    }
-}
-
-/// The head: logits = norm(act(m W^T + b)) word^T + bias for the rows m of x that have a target.
-#[derive(Debug)]
-struct MaskedHead {
-    transform: Linear24,
-    activation: Activation,
-    norm: Norm,
-    head: Head,
-    mask_probability: f32,
-    rows: TargetRows,
-    /// m, the output of the transform, and its activation in the norm.
-    m: Tensor,
-    z: Tensor,
-    kept: NormActivations,
-    /// Gradients, in turns.
-    scratch: [Tensor; 2],
-}
-
-/// The activation of the head's transform: that of the feed-forward layers, as Hugging Face's
-/// `hidden_act` is, but GELU where these have a gate.
-fn transform_activation(of_layers: Activation) -> Activation {
-    if of_layers.columns_in() == 1 { of_layers } else { Activation::GeluErf }
-}
-
-impl MaskedHead {
-    fn new(
-        builder: &mut Builder<'_>,
-        spec: BertSpec,
-        embedding: &Embedding,
-    ) -> Result<Self, Error> {
-        let BertSpec { d_model: d, mask_probability, .. } = spec;
-        let of = |part: &str| format!("cls.predictions.{part}");
-        let transform = LinearSpec {
-            name: of("transform.dense"),
-            shape: [d, d],
-            deviation: DEVIATION,
-            bias: Bias::Present,
-            sparsity: Sparsity::Dense,
-        };
-        let transform = Linear24::new(builder, transform)?;
-        let norm = Norm::new(builder, &of("transform.LayerNorm"), d, Bias::Present, EPSILON)?;
-        let n = most_targets(mask_probability, builder.batch().tokens());
-        let head = Head::tied(builder, embedding, n)?.with_bias(builder, &of("bias"))?;
-        let rows = TargetRows::new(builder, "masked rows", n)?;
-        let mut activation =
-            |name| builder.tensor(name, [n, d], DType::Activation, Region::Activations);
-        let (m, z, h) = (activation("masked")?, activation("head z")?, activation("head h")?);
-        let scratch = [activation("head dy")?, activation("head dh")?];
-        let kept = NormActivations::new(builder, "head", h)?;
-        let activation = transform_activation(spec.activation);
-        Ok(Self { transform, activation, norm, head, mask_probability, rows, m, z, kept, scratch })
-    }
-
-    /// The rows for a batch of p tokens.
-    fn most(&self, p: usize) -> usize {
-        most_targets(self.mask_probability, p)
-    }
-
-    fn upload(&self, backend: &mut dyn Backend, targets: &[u32]) -> Result<(), Error> {
-        let n = self.most(targets.len());
-        self.rows.upload(backend, targets, n, self.head.buffers().targets)
-    }
-
-    /// The input of the decoder.
-    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
-        let n = self.most(x.shape[0]);
-        let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
-        let kept = self.kept.first_rows(n);
-        self.rows.gather(pass, x, m)?;
-        self.transform.forward_activation(pass, m, z, self.activation, kept.x)?;
-        self.norm.forward(pass, kept)?;
-        Ok(kept.y)
-    }
-
-    fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let y = self.forward(pass, x)?;
-        self.head.loss(pass, y)
-    }
-
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
-        let y = self.forward(pass, x)?;
-        let n = y.shape[0];
-        let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
-        let [first, second] = self.scratch.map(|buffer| buffer.first_rows(n));
-        self.head.loss_and_gradient(pass, y, first)?;
-        let kept = self.kept.first_rows(n);
-        self.norm.backward(pass, first, kept, second, Accumulate::Overwrite)?;
-        pass.run(ActivationBackward { activation: self.activation, dh: second, z, dz: first })?;
-        self.transform.backward(pass, m, first, second)?;
-        self.rows.scatter(pass, second, dx)
+        self.head.outputs(pass)
     }
 }
 

@@ -9,27 +9,25 @@
 //! logits = (m W^T) word^T
 //! ```
 //!
-//! A fine-tuned model has a [`SequenceHead`] on the first token instead, with a pooler, or a
-//! [`SpanHead`] on all. The residual stream stays in the norms: each adds the output of the half
-//! block before it.
+//! A fine-tuned model has a [`SequenceHead`](crate::nn::SequenceHead) on the first token instead,
+//! with a pooler, or a [`SpanHead`](crate::nn::SpanHead) on all. The residual stream stays in the
+//! norms: each adds the output of the half block before it.
 
 use sparse24_core::{op::Accumulate, philox::Site};
 
 use super::{
     BertSpec, Model,
     bert::{DEVIATION, EPSILON},
-    no_outputs,
+    masked_head::MaskedHead,
 };
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
     nn::{
         Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, Head, Linear24, LinearSpec, Norm, NormActivations, Pass, Prediction,
-        PredictionHead, SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity, Streams,
-        TargetRows,
+        FfnSpec, Norm, NormActivations, Pass, PredictionHead, Streams,
     },
-    objective::{Batch, most_targets},
+    objective::Batch,
 };
 
 /// The parameter whose rows are the vocabulary.
@@ -42,7 +40,7 @@ pub struct CrammedBert {
     norm: Norm,
     blocks: Vec<Block>,
     final_norm: Norm,
-    head: TaskHead,
+    head: Box<dyn PredictionHead>,
     tokens: Tensor,
     lengths: Tensor,
     embedded: NormActivations,
@@ -92,21 +90,12 @@ impl CrammedBert {
         let x = builder.activation("final_norm x", d)?;
         let last = NormActivations::new(builder, "final_norm", x)?;
         let head = match spec.prediction {
-            None => TaskHead::Masked(Box::new(MaskedHead::new(builder, spec, &embedding)?)),
-            Some(Prediction::Span) => {
-                TaskHead::Tuned(Box::new(SpanHead::new(builder, last.y, DEVIATION)?))
+            None => {
+                let linear = spec.before_decoder("prediction_head", Bias::Absent);
+                let p = spec.mask_probability;
+                Box::new(MaskedHead::new(builder, &embedding, linear, p)?)
             }
-            Some(prediction) => {
-                let spec = SequenceHeadSpec {
-                    name: "classifier",
-                    bias: Bias::Present,
-                    pooler: Some(("pooler.dense", spec.pooler)),
-                    d_model: d,
-                    deviation: DEVIATION,
-                    prediction,
-                };
-                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
-            }
+            Some(prediction) => spec.tuned_head(builder, prediction, last.y)?,
         };
         let BatchShape { size, .. } = builder.batch();
         let p = builder.batch().tokens();
@@ -163,26 +152,14 @@ impl Model for CrammedBert {
         let Batch { tokens, targets, lengths, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
-        match &self.head {
-            TaskHead::Masked(head) => head.upload(backend, targets),
-            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
-        }
+        self.head.upload(backend, targets, lengths)
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
-        let sharing = match &self.head {
-            TaskHead::Masked(head) => {
-                head.loss_and_gradient(pass, x, dy)?;
-                Sharing::Tied
-            }
-            TaskHead::Tuned(head) => {
-                head.loss_and_gradient(pass, x, dy)?;
-                Sharing::Alone
-            }
-        };
+        self.head.loss_and_gradient(pass, x, dy)?;
         let (last, lengths) = (self.last.rows(pass), self.lengths(pass));
         self.final_norm.backward(pass, dy, last, residual, Accumulate::Overwrite)?;
         for block in self.blocks.iter().rev() {
@@ -191,111 +168,20 @@ impl Model for CrammedBert {
         pass.drop_in_place(residual, self.dropout)?;
         let embedded = self.embedded.rows(pass);
         self.norm.backward(pass, residual, embedded, dy, Accumulate::Overwrite)?;
-        self.embedding.backward(pass, pass.rows(self.tokens), dy, sharing)
+        self.embedding.backward(pass, pass.rows(self.tokens), dy, self.head.sharing())
     }
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
-        match &self.head {
-            TaskHead::Masked(head) => head.loss(pass, x),
-            TaskHead::Tuned(head) => head.evaluate(pass, x),
-        }
+        self.head.evaluate(pass, x)
     }
 
     fn loss(&self) -> Tensor {
-        match &self.head {
-            TaskHead::Masked(head) => head.head.buffers().loss,
-            TaskHead::Tuned(head) => head.loss(),
-        }
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        match &self.head {
-            TaskHead::Masked(_) => Err(no_outputs()),
-            TaskHead::Tuned(head) => head.outputs(pass),
-        }
-    }
-}
-
-/// The reader of the final norm's output.
-#[derive(Debug)]
-enum TaskHead {
-    /// Pre-training.
-    Masked(Box<MaskedHead>),
-    /// Fine-tuning.
-    Tuned(Box<dyn PredictionHead>),
-}
-
-/// The head: logits = (m W^T) word^T for the rows m of x that have a target.
-#[derive(Debug)]
-struct MaskedHead {
-    linear: Linear24,
-    head: Head,
-    mask_probability: f32,
-    rows: TargetRows,
-    /// m, and the input of the decoder.
-    m: Tensor,
-    z: Tensor,
-    /// Their gradients.
-    dm: Tensor,
-    dz: Tensor,
-}
-
-impl MaskedHead {
-    fn new(
-        builder: &mut Builder<'_>,
-        spec: BertSpec,
-        embedding: &Embedding,
-    ) -> Result<Self, Error> {
-        let BertSpec { d_model: d, mask_probability, .. } = spec;
-        let linear = LinearSpec {
-            name: "prediction_head".to_owned(),
-            shape: [d, d],
-            deviation: DEVIATION,
-            bias: Bias::Absent,
-            sparsity: Sparsity::Dense,
-        };
-        let linear = Linear24::new(builder, linear)?;
-        let n = most_targets(mask_probability, builder.batch().tokens());
-        let head = Head::tied(builder, embedding, n)?;
-        let rows = TargetRows::new(builder, "masked rows", n)?;
-        let mut activation =
-            |name| builder.tensor(name, [n, d], DType::Activation, Region::Activations);
-        let (m, z) = (activation("masked")?, activation("head z")?);
-        let (dm, dz) = (activation("dmasked")?, activation("head dz")?);
-        Ok(Self { linear, head, mask_probability, rows, m, z, dm, dz })
-    }
-
-    /// The rows for a batch of p tokens.
-    fn most(&self, p: usize) -> usize {
-        most_targets(self.mask_probability, p)
-    }
-
-    fn upload(&self, backend: &mut dyn Backend, targets: &[u32]) -> Result<(), Error> {
-        let n = self.most(targets.len());
-        self.rows.upload(backend, targets, n, self.head.buffers().targets)
-    }
-
-    /// m, and the input of the decoder.
-    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<[Tensor; 2], Error> {
-        let n = self.most(x.shape[0]);
-        let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
-        self.rows.gather(pass, x, m)?;
-        self.linear.forward(pass, m, z)?;
-        Ok([m, z])
-    }
-
-    fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let [_, z] = self.forward(pass, x)?;
-        self.head.loss(pass, z)
-    }
-
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
-        let [m, z] = self.forward(pass, x)?;
-        let [dm, dz] = [self.dm, self.dz].map(|buffer| buffer.first_rows(m.shape[0]));
-        self.head.loss_and_gradient(pass, z, dz)?;
-        self.linear.backward(pass, m, dz, dm)?;
-        self.rows.scatter(pass, dm, dx)
+        self.head.outputs(pass)
     }
 }
 

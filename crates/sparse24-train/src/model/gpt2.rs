@@ -15,14 +15,14 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{ActivationCheckpointing, Extents, Model, Sparsify, no_outputs, no_text};
+use super::{ActivationCheckpointing, Extents, Model, Sparsify};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
         Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
         FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, PredictionHead,
-        SequenceHead, SequenceHeadSpec, Sharing, SpanHead, Sparsity,
+        SequenceHeadSpec, Sparsity,
     },
     objective::Batch,
 };
@@ -68,7 +68,7 @@ pub struct Gpt2 {
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
-    head: TaskHead,
+    head: Box<dyn PredictionHead>,
     tokens: Tensor,
     /// Output of the embedding.
     embedded: Tensor,
@@ -123,19 +123,14 @@ impl Gpt2 {
         let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
         let x = builder.activation("ln_f x", d)?;
         let last = NormActivations::new(builder, "ln_f", x)?;
-        let head = match spec.prediction {
-            None => {
-                let rows = builder.batch().tokens();
-                TaskHead::Next(Box::new(Head::tied(builder, &embedding, rows)?))
-            }
-            Some(Prediction::Span) => {
-                TaskHead::Tuned(Box::new(SpanHead::new(builder, last.y, DEVIATION)?))
-            }
+        let rows = builder.batch().tokens();
+        let head: Box<dyn PredictionHead> = match spec.prediction {
+            None => Box::new(Head::tied(builder, &embedding, rows)?),
             Some(prediction) => {
                 let (name, bias, pooler) = ("score", Bias::Absent, None);
                 let (d_model, deviation) = (d, DEVIATION);
                 let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
-                TaskHead::Tuned(Box::new(SequenceHead::new(builder, spec)?))
+                spec.build(builder, last.y)?
             }
         };
         let tokens = [builder.batch().tokens(), 1];
@@ -189,22 +184,14 @@ impl Model for Gpt2 {
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
         let Batch { tokens, targets, lengths, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
-        match &self.head {
-            TaskHead::Next(head) => {
-                backend.upload_ids(head.buffers().targets.first_rows(targets.len()), targets)
-            }
-            TaskHead::Tuned(head) => head.upload(backend, targets, lengths),
-        }
+        self.head.upload(backend, targets, lengths)
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
-        match &self.head {
-            TaskHead::Next(head) => head.loss_and_gradient(pass, x, dy)?,
-            TaskHead::Tuned(head) => head.loss_and_gradient(pass, x, dy)?,
-        }
+        self.head.loss_and_gradient(pass, x, dy)?;
         pass.run(Fill { to: residual, value: 0.0 })?;
         self.norm.backward(pass, dy, self.last.rows(pass), residual, Accumulate::Add)?;
         for block in self.blocks.iter().rev() {
@@ -216,49 +203,21 @@ impl Model for Gpt2 {
 
     fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass)?;
-        match &self.head {
-            TaskHead::Next(head) => head.loss(pass, x),
-            TaskHead::Tuned(head) => head.evaluate(pass, x),
-        }
+        self.head.evaluate(pass, x)
     }
 
     fn loss(&self) -> Tensor {
-        match &self.head {
-            TaskHead::Next(head) => head.buffers().loss,
-            TaskHead::Tuned(head) => head.loss(),
-        }
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        match &self.head {
-            TaskHead::Next(_) => Err(no_outputs()),
-            TaskHead::Tuned(head) => head.outputs(pass),
-        }
+        self.head.outputs(pass)
     }
 
     fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
-        let TaskHead::Next(head) = &self.head else { return Err(no_text()) };
         pass.backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         let x = self.forward(pass)?;
-        head.logits(pass, x.rows(tokens.len() - 1..tokens.len()))
-    }
-}
-
-/// The reader of the final norm's output.
-#[derive(Debug)]
-enum TaskHead {
-    /// Pre-training: the next token.
-    Next(Box<Head>),
-    /// Fine-tuning.
-    Tuned(Box<dyn PredictionHead>),
-}
-
-impl TaskHead {
-    fn sharing(&self) -> Sharing {
-        match self {
-            Self::Next(_) => Sharing::Tied,
-            Self::Tuned(_) => Sharing::Alone,
-        }
+        self.head.next_logits(pass, x.rows(tokens.len() - 1..tokens.len()))
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{
     Pass,
     builder::Builder,
-    embedding::Embedding,
+    embedding::{Embedding, Sharing},
     linear24::Bias,
     parameter::{Handle, ParameterSpec},
 };
@@ -39,8 +39,13 @@ impl Prediction {
     }
 }
 
-/// The head of a fine-tuned model.
+/// A head: it predicts tokens, or what a model is fine-tuned for.
 pub trait PredictionHead: core::fmt::Debug + Send {
+    /// Whether it shares the token table; a fine-tuned head does not.
+    fn sharing(&self) -> Sharing {
+        Sharing::Alone
+    }
+
     /// Copies the targets of a batch to the device, and its lengths, which are empty if no token is
     /// padding.
     fn upload(
@@ -59,8 +64,21 @@ pub trait PredictionHead: core::fmt::Debug + Send {
     /// The summed loss `[1, 1]`.
     fn loss(&self) -> Tensor;
 
-    /// The outputs for the batch that was evaluated last.
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
+    /// The outputs of a fine-tuned head for the batch that was evaluated last.
+    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        let problem = "this model predicts tokens and no class or value of a sequence".to_owned();
+        Err(Error::Setting { key: "task.name".to_owned(), problem })
+    }
+
+    /// The logits of the token after the row x `[1, d]`, of a head that predicts the next token.
+    fn next_logits(&self, _: &mut Pass<'_>, _: Tensor) -> Result<Vec<f32>, Error> {
+        Err(no_text())
+    }
+}
+
+pub(crate) fn no_text() -> Error {
+    let problem = "this model does not generate text".to_owned();
+    Error::Setting { key: "model.kind".to_owned(), problem }
 }
 
 /// Outputs x E^T + b, and their loss.
@@ -94,7 +112,7 @@ impl Head {
         embedding: &Embedding,
         rows: usize,
     ) -> Result<Self, Error> {
-        let kind = TargetLoss::CrossEntropy { smoothing: 0.0 };
+        let kind = TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None };
         Self::of_table(builder, embedding.token_table(), kind, rows)
     }
 
@@ -144,30 +162,16 @@ impl Head {
         Ok(Self { bias, ..self })
     }
 
+    /// This head with another loss of its outputs.
+    #[must_use]
+    pub fn with_loss(self, kind: TargetLoss) -> Self {
+        Self { kind, ..self }
+    }
+
     /// Its buffers.
     #[must_use]
     pub fn buffers(&self) -> HeadBuffers {
         self.buffers
-    }
-
-    /// The summed loss, without gradients.
-    pub fn loss(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        let op = self.operation(pass, x, None);
-        pass.run(op)
-    }
-
-    /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
-    pub fn loss_and_gradient(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        dx: Tensor,
-    ) -> Result<(), Error> {
-        let dembedding = self.table.gradient;
-        let dbias = self.bias.map(|bias| bias.gradient);
-        let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
-        let op = self.operation(pass, x, Some(gradients));
-        pass.run(op)
     }
 
     /// The outputs for x, which has at most as many rows as logits are held at a time.
@@ -186,8 +190,56 @@ impl Head {
             TargetLoss::Span { lengths } => {
                 TargetLoss::Span { lengths: lengths.first_rows(pass.batch.size) }
             }
-            kind => kind,
+            // An evaluation has the plain cross-entropy.
+            TargetLoss::CrossEntropy { .. } if gradients.is_none() => {
+                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
+            }
+            TargetLoss::CrossEntropy { smoothing, mixed } => {
+                let mixed = mixed.map(|mixed| mixed.rows(0..x.shape[0]));
+                TargetLoss::CrossEntropy { smoothing, mixed }
+            }
+            TargetLoss::SquaredError => TargetLoss::SquaredError,
         };
         HeadLoss { x, embedding, bias, targets, kind, logits, loss, gradients }
+    }
+}
+
+/// Prediction of the next token of every row, by a head that is tied to the token embedding.
+impl PredictionHead for Head {
+    fn sharing(&self) -> Sharing {
+        Sharing::Tied
+    }
+
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result<(), Error> {
+        backend.upload_ids(self.buffers.targets.first_rows(targets.len()), targets)
+    }
+
+    /// The summed loss, without gradients; of classes the plain cross-entropy, neither smoothed nor
+    /// mixed.
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+        let op = self.operation(pass, x, None);
+        let kind = match op.kind {
+            TargetLoss::CrossEntropy { .. } => {
+                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
+            }
+            kind => kind,
+        };
+        pass.run(HeadLoss { kind, ..op })
+    }
+
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+        let dembedding = self.table.gradient;
+        let dbias = self.bias.map(|bias| bias.gradient);
+        let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
+        let op = self.operation(pass, x, Some(gradients));
+        pass.run(op)
+    }
+
+    fn loss(&self) -> Tensor {
+        self.buffers.loss
+    }
+
+    fn next_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
+        self.logits(pass, x)
     }
 }

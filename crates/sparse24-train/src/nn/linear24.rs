@@ -155,7 +155,8 @@ impl Linear24 {
         LinearForward { x, weight, bias: self.bias.map(|bias| bias.weight), z }
     }
 
-    fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
+    /// dW and db, of a layer whose input needs no gradient.
+    pub fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
         let accumulate = pass.accumulate;
         let gradient = match (pass.phase.wgrad, self.sampled) {
             (GradientOperand::Mvue(estimator), Some(out)) => {

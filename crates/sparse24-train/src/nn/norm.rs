@@ -39,7 +39,8 @@ impl NormActivations {
     /// Allocates output and statistics for an input that is somebody else's.
     pub fn new(builder: &mut Builder<'_>, name: &str, x: Tensor) -> Result<Self, Error> {
         let [p, d] = x.shape;
-        let y = builder.activation(&format!("{name} y"), d)?;
+        let y = format!("{name} y");
+        let y = builder.tensor(&y, [p, d], DType::Activation, Region::Activations)?;
         let stats =
             builder.tensor(&format!("{name} stats"), [p, 2], DType::F32, Region::Activations)?;
         Ok(Self { x, y, stats })

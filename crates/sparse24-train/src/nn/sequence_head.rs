@@ -8,13 +8,14 @@ use super::{
     head::{Head, Prediction, PredictionHead},
     linear24::{Bias, Linear24, LinearSpec},
     parameter::Sparsity,
+    span_head::SpanHead,
     target_rows::TargetRows,
 };
 use crate::{
     Error,
     backend::{
         Backend, DType, Region, Tensor,
-        op::{ActivationBackward, TargetLoss},
+        op::{ActivationBackward, Mixed, TargetLoss},
     },
 };
 
@@ -31,6 +32,7 @@ pub struct SequenceHead {
     dropout: Site,
     head: Head,
     rows: TargetRows,
+    mixed: Option<Mixed>,
     m: Tensor,
     h: Tensor,
     /// Gradients of h and m.
@@ -58,12 +60,26 @@ pub struct SequenceHeadSpec<'a> {
     pub d_model: usize,
     /// Standard deviation of the initial weights.
     pub deviation: f32,
-    /// Its prediction, which is no span.
+    /// Its prediction.
     pub prediction: Prediction,
 }
 
+impl SequenceHeadSpec<'_> {
+    /// Allocates the head that reads x: a [`SpanHead`] for a span, otherwise a [`SequenceHead`].
+    pub fn build(
+        self,
+        builder: &mut Builder<'_>,
+        x: Tensor,
+    ) -> Result<Box<dyn PredictionHead>, Error> {
+        Ok(match self.prediction {
+            Prediction::Span => Box::new(SpanHead::new(builder, x, self.deviation)?),
+            _ => Box::new(SequenceHead::new(builder, self)?),
+        })
+    }
+}
+
 impl SequenceHead {
-    /// Allocates the layers.
+    /// Allocates the layers, for a prediction that is not a span.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
         let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
         let n = builder.batch().size;
@@ -90,12 +106,40 @@ impl SequenceHead {
         let dropout = builder.dropout_site();
         let kind = match prediction {
             Prediction::Value => TargetLoss::SquaredError,
-            _ => TargetLoss::CrossEntropy { smoothing: 0.0 },
+            _ => TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None },
         };
         let output = (kind, [prediction.outputs(), width]);
         let head = Head::untied(builder, name, output, bias, deviation, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
-        Ok(Self { pooler, dropout, head, rows, m, h, dh, dm })
+        Ok(Self { pooler, dropout, head, rows, mixed: None, m, h, dh, dm })
+    }
+
+    /// This head, of classes, trained on two targets (see [`Self::upload_mixed`]) with label
+    /// smoothing in `[0, 1)`; an evaluation has the plain cross-entropy.
+    pub fn mixed(self, builder: &mut Builder<'_>, smoothing: f32) -> Result<Self, Error> {
+        let shape = [self.m.shape[0], 1];
+        let mut alloc = |name, dtype| builder.tensor(name, shape, dtype, Region::Activations);
+        let targets = alloc("second targets", DType::U32)?;
+        let mixed = Some(Mixed { targets, shares: alloc("shares", DType::F32)? });
+        let head = self.head.with_loss(TargetLoss::CrossEntropy { smoothing, mixed });
+        Ok(Self { head, mixed, ..self })
+    }
+
+    /// Copies the second targets of a batch to the device, and the shares of the first; without
+    /// any, the share of each first target is 1.
+    pub fn upload_mixed(
+        &self,
+        backend: &mut dyn Backend,
+        second_targets: &[u32],
+        of_first: &[f32],
+    ) -> Result<(), Error> {
+        let Some(Mixed { targets, shares }) = self.mixed else { return Ok(()) };
+        let n = targets.shape[0];
+        let (zeros, ones) = (vec![0; n], vec![1.0; n]);
+        let (second_targets, of_first) =
+            if of_first.is_empty() { (&zeros[..], &ones[..]) } else { (second_targets, of_first) };
+        backend.upload_ids(targets.first_rows(second_targets.len()), second_targets)?;
+        backend.upload(shares.first_rows(of_first.len()), of_first)
     }
 
     /// The input of the output layer.
@@ -118,7 +162,7 @@ impl PredictionHead for SequenceHead {
 
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let h = self.forward(pass, x)?;
-        self.head.loss(pass, h)
+        self.head.evaluate(pass, h)
     }
 
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
@@ -136,7 +180,7 @@ impl PredictionHead for SequenceHead {
     }
 
     fn loss(&self) -> Tensor {
-        self.head.buffers().loss
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {

@@ -45,11 +45,11 @@ impl PredictionHead for SpanHead {
         let whole = vec![self.sequence_length as u32; if lengths.is_empty() { n } else { 0 }];
         let lengths = if lengths.is_empty() { &whole } else { lengths };
         backend.upload_ids(self.lengths.first_rows(n), lengths)?;
-        backend.upload_ids(self.head.buffers().targets.first_rows(targets.len()), targets)
+        self.head.upload(backend, targets, lengths)
     }
 
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
-        self.head.loss(pass, x)
+        self.head.evaluate(pass, x)
     }
 
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
@@ -57,7 +57,7 @@ impl PredictionHead for SpanHead {
     }
 
     fn loss(&self) -> Tensor {
-        self.head.buffers().loss
+        self.head.loss()
     }
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {

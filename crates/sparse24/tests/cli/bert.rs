@@ -39,8 +39,10 @@ fn repeats(model: &str) {
 #[test]
 fn what_a_bert_cannot_do_is_refused() {
     let place = Place::trained(BERT);
+    place.write("few", "abcdefghij klmnopqrst");
     for (line, code, pattern) in [
         ("sample run", 3, "run does not generate text: it is a BERT"),
+        ("eval run --data few", 3, "few: none of its validation tokens is a target"),
         (
             "train --init-from run --data text --set model.kind=gpt2 --out other",
             3,

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, SAVED};
 
-const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
+pub(crate) const BERT: &str =
+    "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
 const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
 
 /// A folder `cola` of labels and sentences, so many to train on and to validate.
@@ -19,7 +20,7 @@ pub(crate) fn sentences(place: &Place, of: impl Fn(usize) -> (usize, String), co
 }
 
 /// The label is whether the sentence has an x.
-fn data(place: &Place) {
+pub(crate) fn data(place: &Place) {
     let of = |i: usize| {
         let label = i % 3 % 2;
         (label, format!("{} {}", ["aa", "xx"][label], i % 7))
@@ -58,6 +59,19 @@ fn a_model_is_fine_tuned_from_either_family() {
         let scores = [("accuracy", 0.9), ("matthews", 0.8)];
         let report = tuned(&place, &tune, ["--epochs 2", "--epochs 20"], scores);
         assert_eq!(report["tokens"], 20, "examples are counted");
+        assert_eq!(report["perplexity"], json!(null), "the loss is of classes");
+        place.refuses("eval tuned --tokens 3", 2, "--tokens: a fine-tuned model is evaluated on");
+        let again = "train --config tuned/config.toml --out no";
+        place.refuses(
+            again,
+            2,
+            "task.name: expected \"\", found \"cola\", for `sparse24 finetune`",
+        );
+        if !model.is_empty() {
+            let pretrain = "train --init-from tuned --data text --out no";
+            place.refuses(pretrain, 3, "tuned: is fine-tuned and has no head for masked tokens");
+        }
+        assert_eq!(place.metrics("tuned")[0].get("flip_rate"), None, "run.flip_every is 0");
         let other = place.json("eval tuned --data cola --json");
         assert_eq!(other["loss"], report["loss"]);
         place.refuses("sample tuned --prompt a", 3, "tuned does not generate text: it is");
@@ -127,10 +141,47 @@ fn answers_are_found_by_either_family() {
         place.refuses(
             "finetune --task squad --data squad/dev-v1.1.json --init-from run",
             3,
-            "is no folder; expected one with the files of squad",
+            "is not a folder; expected one with the files of squad",
         );
         place.refuses(&format!("{tune} --set task.stride=0 --out no"), 2, "task.stride: ");
     }
+}
+
+#[test]
+fn a_model_keeps_the_names_of_its_classes() {
+    let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
+    for (folder, classes) in [
+        ("colours", &["red", "green", "blue"][..]),
+        ("fewer", &["red", "green"]),
+        ("others", &["red", "green", "amber"]),
+    ] {
+        fs::create_dir(place.path(folder)).unwrap();
+        let rows: String = classes.iter().map(|class| format!("a {class},{class}\n")).collect();
+        for name in ["train.csv", "validation.csv"] {
+            place.write(&format!("{folder}/{name}"), format!("text,label\n{}", rows.repeat(9)));
+        }
+    }
+    let tune = "finetune --task classification --data colours --init-from run --epochs 40 \
+                --set optimizer.learning_rate=0.02 --set batch.size=9 --out tuned --json";
+    assert_eq!(place.json(tune)["scores"]["accuracy"], 1.0);
+    let accuracy =
+        |run: &str| place.json(&format!("eval {run} --data fewer --json"))["scores"].clone();
+    assert_eq!(accuracy("tuned"), json!({"accuracy": 1.0}));
+    let refusal =
+        "others/train.csv: line 4: has the label \"amber\", expected a class of the model";
+    place.refuses("eval tuned --data others", 3, refusal);
+    // Another order of the classes is one of the rows of the head too.
+    place.exits("export tuned exported", 0);
+    let names = json!({"0": "blue", "1": "green", "2": "red"});
+    assert_eq!(place.value("exported/config.json")["id2label"], names);
+    place.exits("import exported imported --task classification", 0);
+    assert_eq!(accuracy("imported"), json!({"accuracy": 1.0}));
+    for (class, name) in ["blue", "green", "red"].iter().enumerate() {
+        let numbered = format!("\"LABEL_{class}\"");
+        place.edit("exported/config.json", &format!("{name:?}"), &numbered);
+    }
+    place.exits("import exported unnamed --task classification", 0);
+    place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
 }
 
 #[test]
@@ -146,7 +197,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
             "task.name: \"coal\" is not known; did you mean",
         ),
         (format!("{tune} --task cola"), 2, "--data: name the folder with the files of cola"),
-        (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is no folder"),
+        (format!("{tune} --task cola --data nowhere"), 3, "nowhere: is not a folder"),
         (format!("{tune} --task cola --data empty"), 3, "empty: has no training file of cola"),
         (
             format!("{tune} --task rte --data cola"),
@@ -157,6 +208,22 @@ fn what_cannot_be_fine_tuned_is_refused() {
             format!("{tune} --task cola --data cola --set task.max_length=9999"),
             2,
             "task.max_length: expected at most model.sequence_length",
+        ),
+        (
+            format!("{tune} --task cola --data cola --set model.heads=1 --set data.tokenizer=char"),
+            3,
+            "run: model.heads=1, the initial weights have 2*data.tokenizer=*have \"byte\"; leave",
+        ),
+        (
+            format!("{tune} --task cola --data cola --method half"),
+            3,
+            "the method half has a d_ff of",
+        ),
+        (format!("{tune} --task cola --data cola --epochs 0"), 2, "--epochs"),
+        (
+            format!("{tune} --task cola --data cola --set task.name=rte"),
+            2,
+            "task.name: expected \"cola\", as --task, found \"rte\"",
         ),
         (
             format!("{tune} --task cola --data cola --set task.outputs=3"),
@@ -189,7 +256,7 @@ fn several_tasks_and_seeds_make_a_table() {
         let score = |name| table["tasks"]["cola"][name][at].as_f64().unwrap();
         (score("accuracy") + score("matthews")) / 2.0
     };
-    assert_eq!(table["averages"], serde_json::json!([both(0), both(1)]));
+    assert_eq!(table["averages"], json!([both(0), both(1)]));
     // Again, with one run lost and one kept.
     fs::remove_dir_all(place.path("all/cola/seed-5")).unwrap();
     let kept = fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap();
@@ -197,12 +264,32 @@ fn several_tasks_and_seeds_make_a_table() {
     assert_eq!(fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap(), kept);
     let text = place.answer(glue);
     assert!(text.contains("cola") && text.contains("average"), "{text}");
+    // Labels that are all the same correlate with nothing.
+    fs::create_dir(place.path("glue/sts-b")).unwrap();
+    for name in ["train.tsv", "dev.tsv"] {
+        place.write(&format!("glue/sts-b/{name}"), "1.0\taa\tab\n".repeat(9));
+    }
+    let undefined = place.json(&format!("{glue} --tasks sts-b --json"));
+    assert_eq!(undefined["tasks"]["sts-b"]["pearson"], json!([null, null]), "{undefined}");
+    assert_eq!(undefined["averages"], json!([null, null]), "{undefined}");
+    place.train("second", &format!("{BERT} --set data.tokenizer=byte --seed 8"));
+    fs::create_dir_all(place.path("moved/cola")).unwrap();
+    for name in ["train.tsv", "dev.tsv"] {
+        place.write(&format!("moved/cola/{name}"), place.read(&format!("glue/CoLA/{name}")));
+    }
     for (line, code, pattern) in [
         (
             format!("{glue} --set optimizer.learning_rate=1.0"),
             3,
             "was fine-tuned with other settings",
         ),
+        (
+            glue.replace("--init-from run", "--init-from second"),
+            3,
+            "all/cola/seed-3: was fine-tuned from other weights",
+        ),
+        (glue.replace("--data glue", "--data moved"), 3, "seed-3: was fine-tuned on *glue/CoLA"),
+        (glue.replace("3,5", "3,5,3"), 2, "seeds: 3 is listed twice"),
         (format!("{glue} --tasks colla"), 2, "--tasks: \"colla\" is not known; did you mean"),
         (format!("{glue} --tasks rte"), 3, "glue: has no folder rte"),
         (

@@ -1,4 +1,4 @@
-//! Run directories and folders of studies that somebody else made: nothing outside of them is
+//! Run directories and folders of several runs that somebody else made: nothing outside of them is
 //! written, and nothing in them blocks a command.
 
 use std::{
@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Place, SAVED, TINY, Tree};
+use crate::{
+    finetune::{BERT, data, questions},
+    support::{Place, SAVED, TINY, Tree},
+};
 
 /// Every command that opens a run.
 const COMMANDS: [&str; 8] = [
@@ -108,6 +111,22 @@ fn hostile_study() -> Hostile {
     hostile
 }
 
+fn hostile_glue() -> Hostile {
+    let place = Place::new();
+    place.train("base", &format!("{BERT} --set data.tokenizer=byte"));
+    data(&place);
+    fs::create_dir(place.path("glue")).unwrap();
+    fs::rename(place.path("cola"), place.path("glue/cola")).unwrap();
+    let line = format!(
+        "glue --init-from base --data glue --seeds 1,2 --epochs 2 --set batch.size=8 {SAVED} \
+         --out run"
+    );
+    place.answer(&line);
+    // One run stands for the two.
+    let is_tried = |name: &Path| name.starts_with("cola/seed-1") || name.components().count() == 1;
+    Hostile::new(place, "run/cola/seed-1", vec![line], is_tried)
+}
+
 /// Runs a command, which must end by itself within a minute.
 fn ends(place: &Place, line: &str, case: &str) {
     let mut child = place.command(line).stdout(null()).stderr(null()).spawn().unwrap();
@@ -134,7 +153,7 @@ fn null() -> std::process::Stdio {
 /// link to a device that never ends; or that device, where devices can be made.
 #[test]
 fn nothing_outside_is_written_and_nothing_blocks() {
-    for hostile in [hostile_run(), hostile_study()] {
+    for hostile in [hostile_run(), hostile_study(), hostile_glue()] {
         let place = &hostile.place;
         let outer = place.path("outside/victim");
         for (name, kind) in hostile.names.iter().flat_map(|name| KINDS.map(|kind| (name, kind))) {
@@ -233,6 +252,32 @@ fn a_model_folder_is_not_left() {
     for line in ["import gpt2 new", "train --init-from gpt2 --out new"] {
         place.refuses(line, 3, "gpt2/config.json: is a link out of its folder");
     }
+}
+
+/// Predictions do not replace a pipe or a device; at a link, they replace the file that it leads
+/// to. A path that cannot be written is refused before anything is read.
+#[test]
+fn predictions_replace_only_files() {
+    let place =
+        Place::trained(&format!("{BERT} --set data.tokenizer=byte --set model.sequence_length=24"));
+    questions(&place);
+    place.answer(
+        "finetune --task squad --data squad --init-from run --set steps=2 --set task.stride=8 \
+         --out tuned",
+    );
+    assert!(Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
+    for (path, code, pattern) in [
+        ("pipe", 3, "pipe: is not a regular file"),
+        ("squad", 3, "squad: is a folder"),
+        ("nowhere/x.json", 4, "cannot write nowhere/x.json"),
+    ] {
+        let (_, err) = place.exits(&format!("eval tuned --predictions {path}"), code);
+        assert!(err.contains(pattern) && !err.contains("reads"), "{err}");
+    }
+    symlink("answers.json", place.path("link.json")).unwrap();
+    place.answer("eval tuned --predictions link.json");
+    assert!(place.path("link.json").is_symlink());
+    assert_eq!(place.value("answers.json").as_object().unwrap().len(), 12);
 }
 
 /// Another process exchanges the folder of checkpoints, and files of the run, with links outside

@@ -15,12 +15,21 @@ fn presets_are_listed_with_their_sources() {
     let large = [
         ("bert-base", 6e-6),
         ("bert-crammed", 6e-6),
+        ("deit-tiny", 2e-3),
+        ("deit-small", 2e-3),
+        ("deit-base", 1e-3),
         ("gpt2-124m", 6e-5),
         ("gpt2-350m", 2e-4),
         ("gpt2-774m", 2e-4),
         ("gpt2-1558m", 6e-5),
     ];
-    let small = ["quickstart", "shakespeare-char-cpu", "shakespeare-char", "bert-tiny-cpu"];
+    let small = [
+        "quickstart",
+        "shakespeare-char-cpu",
+        "shakespeare-char",
+        "bert-tiny-cpu",
+        "deit-cifar-cpu",
+    ];
     assert_eq!(names, [&small[..], &large.map(|(name, _)| name)].concat());
     let listed = place.answer("presets");
     for preset in presets {

@@ -13,7 +13,7 @@ use sparse24_tests::oracle::{
     optimizer::Step,
 };
 use sparse24_train::{
-    model::{Gpt2Spec, ModelSpec, Sparsify},
+    model::{DeitSpec, Gpt2Spec, ModelSpec, Sparsify},
     nn::{BatchShape, NoWeightDecay},
     objective::Batch,
     optim::{Adam, MaskedDecay, UpdateRule},
@@ -22,6 +22,19 @@ use sparse24_train::{
 };
 
 use super::pass::{Operands, Pass, parameters};
+
+/// The model without a part of its regularization.
+fn without(model: &ModelSpec, part: Option<Part>) -> ModelSpec {
+    match (model, part) {
+        (ModelSpec::Deit(spec), Some(Part::DropPath)) => {
+            ModelSpec::Deit(DeitSpec { drop_path: 0.0, ..*spec })
+        }
+        (ModelSpec::Deit(spec), Some(Part::Smoothing)) => {
+            ModelSpec::Deit(DeitSpec { label_smoothing: 0.0, ..*spec })
+        }
+        _ => model.clone(),
+    }
+}
 
 /// The GPT-2 of a recipe.
 pub(crate) fn gpt2(recipe: &Recipe) -> Gpt2Spec {
@@ -88,6 +101,9 @@ pub(crate) enum Part {
     Clipping,
     WeightDecay,
     Dropout,
+    DropPath,
+    Smoothing,
+    Mixing,
 }
 
 /// Kept elements are true.
@@ -174,11 +190,16 @@ impl Run {
         let sample =
             if sparse && rules.without != Some(Part::Mvue) { rules.sample } else { Sample::All };
         let mut operands = self.operands(masks, sample);
+        let model = without(&self.recipe.model, rules.without);
         for (micro_step, micro_batch) in batches.iter().enumerate() {
             let targets = (micro_batch.counted * batches.len()) as f64;
+            let mut micro_batch = micro_batch.clone();
+            if rules.without == Some(Part::Mixing) {
+                micro_batch.shares.fill(1.0);
+            }
             let mut pass = Pass {
                 arithmetic: &mut self.arithmetic,
-                spec: &self.recipe.model,
+                spec: &model,
                 weights: &self.weights,
                 operands: &mut operands,
                 batch,
@@ -189,7 +210,7 @@ impl Run {
                 },
                 address: Address { seed: self.recipe.seed, step, micro_step: micro_step as u32 },
             };
-            loss += pass.train(micro_batch, 1.0 / targets, &mut gradients) / targets;
+            loss += pass.train(&micro_batch, 1.0 / targets, &mut gradients) / targets;
         }
         let samples = operands.samples;
         let norm = gradients.values().flat_map(|g| g.iter()).map(|g| g * g).sum::<f64>().sqrt();
@@ -209,7 +230,7 @@ impl Run {
         let masks = if sparse { self.masks.clone() } else { Masks::new() };
         let mut operands = self.operands(masks, Sample::All);
         let sequence_length = self.recipe.batch.sequence_length;
-        let batch = BatchShape { size: all.tokens.len() / sequence_length, sequence_length };
+        let batch = BatchShape { size: all.targets.len() / sequence_length, sequence_length };
         let mut pass = Pass {
             arithmetic: &mut self.arithmetic,
             spec: &self.recipe.model,

@@ -183,20 +183,20 @@ impl Model {
     }
 
     fn embed(&self, pass: &mut Pass<'_>, batch: &Batch) -> Matrix {
-        let (words, length) = (&pass.weights[self.of.words], pass.batch.sequence_length);
-        let d = words.ncols();
-        let sum = Matrix::from_shape_fn((batch.tokens.len(), d), |(i, j)| {
-            let position = match self.of.positions {
-                Positions::Learned(name) => pass.weights[name][[i % length, j]],
-                Positions::Sinusoidal(name) => {
+        let sum = match self.of.positions {
+            Positions::Learned(name) => pass.embed([self.of.words, name], &batch.tokens),
+            Positions::Sinusoidal(name) => {
+                let (words, factor) = (&pass.weights[self.of.words], pass.weights[name][[0, 0]]);
+                let (length, d) = (pass.batch.sequence_length, words.ncols());
+                Matrix::from_shape_fn((batch.tokens.len(), d), |(i, j)| {
                     // Two roundings: of the sinusoid and of the product.
-                    let position = pass.weights[name][[0, 0]] * sinusoid(i % length, j, d);
-                    pass.arithmetic.rounded(position, 2.0, position)
-                }
-            };
-            let value = words[[batch.tokens[i] as usize, j]] + position;
-            pass.arithmetic.rounded(value, 1.0, value)
-        });
+                    let position = factor * sinusoid(i % length, j, d);
+                    let position = pass.arithmetic.rounded(position, 2.0, position);
+                    let value = words[[batch.tokens[i] as usize, j]] + position;
+                    pass.arithmetic.rounded(value, 1.0, value)
+                })
+            }
+        };
         let Some(name) = self.of.segments else { return sum };
         let table = &pass.weights[name];
         let segments =

@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::models;
+use super::{deit, models};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -58,12 +58,40 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     /// The sum of the targets' losses.
     pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
-        models::loss(self, batch)
+        match self.spec {
+            ModelSpec::Deit(spec) => deit::loss(self, spec, batch),
+            _ => models::loss(self, batch),
+        }
     }
 
     /// The sum of the targets' losses; the gradients of `scale` times it are added to `gradients`.
     pub(crate) fn train(&mut self, batch: &Batch, scale: f64, gradients: &mut Tensors) -> f64 {
-        models::train(self, batch, scale, gradients)
+        match self.spec {
+            ModelSpec::Deit(spec) => deit::train(self, spec, batch, scale, gradients),
+            _ => models::train(self, batch, scale, gradients),
+        }
+    }
+
+    /// token[tokens] + position[positions].
+    pub(super) fn embed(&mut self, [token, position]: [&str; 2], tokens: &[u32]) -> Matrix {
+        let [token, position] = [token, position].map(|name| &self.weights[name]);
+        let length = self.batch.sequence_length;
+        Matrix::from_shape_fn((tokens.len(), token.ncols()), |(i, j)| {
+            let value = token[[tokens[i] as usize, j]] + position[[i % length, j]];
+            self.arithmetic.rounded(value, 1.0, value)
+        })
+    }
+
+    /// The gradients of the two tables, from those of the rows.
+    pub(super) fn embed_backward(
+        &mut self,
+        [token, position]: [&str; 2],
+        tokens: &[u32],
+        dx: &Matrix,
+    ) -> [Matrix; 2] {
+        let length = self.batch.sequence_length;
+        let dtoken = self.table_backward(token, |i| tokens[i] as usize, dx);
+        [dtoken, self.table_backward(position, |i| i % length, dx)]
     }
 
     /// The gradient of a table, row `row_of(i)` of which is added to row i of x.

@@ -4,8 +4,6 @@
 //! Its weights are a formula: the tensors in order of their names are numbered t = 0, 1, ..., and
 //! element i of one has the value 0.3 sin(i + 100 t), a gain of a norm 1 more.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use super::*;
@@ -26,16 +24,16 @@ const SHAPE: BatchShape = BatchShape { size: 2, sequence_length: 8 };
 /// roundings of relative size 2^-24 of numbers below 10.
 const BOUND: f32 = 1e-4;
 
-#[derive(Deserialize)]
-struct Class {
-    config: serde_json::Value,
+#[derive(Clone, Deserialize)]
+pub(super) struct Class {
+    pub(super) config: serde_json::Value,
     /// Names and shapes, in order of names.
-    stored: BTreeMap<String, Vec<usize>>,
+    pub(super) stored: BTreeMap<String, Vec<usize>>,
     /// For each sequence, or for each of its tokens; of a span for the tokens that are no padding.
-    logits: Vec<Vec<f32>>,
+    pub(super) logits: Vec<Vec<f32>>,
     /// The losses of the tokens of the first sequence, each alone; or those of the sequences: of
     /// class 1, or of the span from 1 to 3.
-    losses: Vec<f32>,
+    pub(super) losses: Vec<f32>,
 }
 
 fn classes() -> BTreeMap<String, Class> {
@@ -43,7 +41,7 @@ fn classes() -> BTreeMap<String, Class> {
 }
 
 /// A folder as `save_pretrained` writes it.
-fn saved(class: &Class) -> (TempDir, PathBuf) {
+pub(super) fn saved(class: &Class) -> (TempDir, PathBuf) {
     let stored: Vec<_> = class
         .stored
         .iter()
@@ -62,10 +60,10 @@ fn saved(class: &Class) -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-fn trainer(spec: &ModelSpec, weights: &[NamedTensor]) -> Trainer {
+pub(super) fn trainer(spec: &ModelSpec, weights: &[NamedTensor], batch: BatchShape) -> Trainer {
     let config = preset::imported();
     let recipe = config.recipe(spec.vocabulary()).unwrap();
-    let recipe = Recipe { model: spec.clone(), batch: SHAPE, ..recipe };
+    let recipe = Recipe { model: spec.clone(), batch, ..recipe };
     let backend = config.backend_entry().unwrap();
     let mut trainer =
         Trainer::new((backend.open)(config.backend.settings()).unwrap(), recipe).unwrap();
@@ -97,7 +95,7 @@ impl Evaluation for Targets {
 }
 
 /// `difference <= BOUND` for every number.
-fn close(what: &str, found: &[f32], expected: &[f32]) {
+pub(super) fn close(what: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (found, expected) in found.iter().zip(expected) {
         assert!((found - expected).abs() <= BOUND, "{what}: {found}, expected {expected}");
@@ -121,7 +119,7 @@ fn models_have_the_names_and_outputs_of_transformers() {
         let stored = file.entries.iter().map(|entry| (entry.name.clone(), entry.shape.clone()));
         assert_eq!(stored.collect::<BTreeMap<_, _>>(), class.stored, "{name}");
 
-        let mut trainer = trainer(&spec, &weights);
+        let mut trainer = trainer(&spec, &weights, SHAPE);
         let is_bert = matches!(spec, ModelSpec::Bert(_));
         let flat: Vec<f32> = class.logits.iter().flatten().copied().collect();
         match spec.prediction() {

@@ -10,10 +10,10 @@ use sparse24_core::{
 use sparse24_cpu::{
     activation, attention,
     bias::{bias_forward, bias_grad},
-    dropout::dropout,
+    dropout::{drop_sequences, dropout},
     embedding,
     gemm::matmul,
-    loss::{head_loss, span_loss, squared_error},
+    loss::{self, head_loss, span_loss, squared_error},
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
     scale::{scale, scale_grad},
@@ -70,6 +70,10 @@ impl CpuBackend {
             }),
             DenseOp::Dropout(op) => self.write([op.x], |cpu, [x]| {
                 dropout(x, &op.dropout, cpu.state.stream(op.dropout.site))
+            }),
+            DenseOp::DropSequences(op) => self.write([op.x], |cpu, [x]| {
+                let stream = cpu.state.stream(op.dropout.site);
+                drop_sequences(x, op.sequence_length, &op.dropout, stream)
             }),
             DenseOp::GatherRows(op) => self.write([op.out], |cpu, [out]| {
                 gather_rows(cpu.buffers.view(op.x), cpu.buffers.ids(op.rows), out)
@@ -299,8 +303,14 @@ impl CpuBackend {
             self.write([logits], |cpu, [logits]| {
                 let (targets, ignore) = (cpu.buffers.ids(targets), Some(HeadLoss::IGNORE));
                 sum += match op.kind {
-                    TargetLoss::CrossEntropy { smoothing } => {
-                        head_loss(logits, targets, ignore, smoothing, scale)?
+                    TargetLoss::CrossEntropy { smoothing, mixed } => {
+                        let mixed = mixed.map(|mixed| mixed.rows(rows.clone()));
+                        let mixed = mixed.map(|mixed| {
+                            let shares = cpu.buffers.row(mixed.shares).to_slice();
+                            let shares = shares.expect("a column of one is contiguous");
+                            loss::Mixed { targets: cpu.buffers.ids(mixed.targets), shares }
+                        });
+                        head_loss(logits, targets, ignore, smoothing, mixed, scale)?
                     }
                     TargetLoss::SquaredError => squared_error(logits, targets, ignore, scale)?,
                     TargetLoss::Span { lengths } => {

@@ -63,6 +63,10 @@ impl CudaBackend {
                 let x = self.buffers.activations(op.x);
                 Ok(dropout::dropout(&mut self.gpu, x, &op.dropout)?)
             }
+            DenseOp::DropSequences(op) => {
+                let (x, length) = (self.buffers.activations(op.x), op.sequence_length);
+                Ok(dropout::drop_sequences(&mut self.gpu, x, length, &op.dropout)?)
+            }
             DenseOp::GatherRows(op) => {
                 let [x, out] = [op.x, op.out].map(|t| self.buffers.wide_activations(t));
                 Ok(rows::gather_rows(&mut self.gpu, x, self.buffers.ids(op.rows), out)?)
@@ -284,9 +288,14 @@ impl CudaBackend {
             let targets = self.buffers.ids(op.targets.rows(rows.clone()));
             let vocabulary = op.embedding.shape[0];
             match op.kind {
-                TargetLoss::CrossEntropy { smoothing } => {
+                TargetLoss::CrossEntropy { smoothing, mixed } => {
                     let losses = losses.rows(rows.clone());
-                    let of = loss::HeadLoss { logits, targets, vocabulary, smoothing, losses };
+                    let mixed = mixed.map(|mixed| mixed.rows(rows.clone()));
+                    let mixed = mixed.map(|mixed| {
+                        (self.buffers.ids(mixed.targets), self.buffers.floats(mixed.shares))
+                    });
+                    let of =
+                        loss::HeadLoss { logits, targets, vocabulary, smoothing, mixed, losses };
                     match op.gradients {
                         Some(_) => loss::head_loss(&mut self.gpu, &of)?,
                         None => loss::loss_forward(&mut self.gpu, &of)?,

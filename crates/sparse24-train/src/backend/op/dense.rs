@@ -1,5 +1,7 @@
 //! The operations of layers.
 
+use core::ops::Range;
+
 use sparse24_core::op::{Accumulate, Activation, AttentionMask, AttentionShape, Dropout};
 
 use super::operations;
@@ -40,6 +42,8 @@ operations! {
         Logits(Logits),
         /// See [`DropoutOp`].
         Dropout(DropoutOp),
+        /// See [`DropSequences`].
+        DropSequences(DropSequences),
         /// See [`GatherRows`].
         GatherRows(GatherRows),
         /// See [`ScatterRows`].
@@ -255,6 +259,8 @@ pub enum TargetLoss {
     CrossEntropy {
         /// Label smoothing in `[0, 1)`.
         smoothing: f32,
+        /// Second targets, of rows that were mixed from two.
+        mixed: Option<Mixed>,
     },
     /// (z - t)^2 of their only column z, V = 1, where a target has the bits of the f32 t.
     SquaredError,
@@ -266,6 +272,25 @@ pub enum TargetLoss {
         /// Tokens of each sequence that are no padding `[n, 1]`; sequences have p / n tokens.
         lengths: Tensor,
     },
+}
+
+/// Second targets: the loss of a row is its share of the cross-entropy against its target, and the
+/// rest of that against its second target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mixed {
+    /// Ids `[p, 1]`; unlike targets, none is ignored.
+    pub targets: Tensor,
+    /// Shares in `[0, 1]` of the first targets, f32 `[p, 1]`.
+    pub shares: Tensor,
+}
+
+impl Mixed {
+    /// The second targets of these rows.
+    #[must_use]
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        let Self { targets, shares } = self;
+        Self { targets: targets.rows(rows.clone()), shares: shares.rows(rows) }
+    }
 }
 
 /// Sum over rows of the loss of x E^T + b against the targets.
@@ -326,6 +351,19 @@ pub struct Logits {
 pub struct DropoutOp {
     /// `[p, d]`, in place.
     pub x: Tensor,
+    /// Probability and random stream.
+    pub dropout: Dropout,
+}
+
+/// Stochastic depth (Huang et al. 2016): a sequence of x is kept whole and scaled, or zero, in
+/// place; the gradient is the same operation on the gradient. Sequence s takes the place of element
+/// s in [`Dropout`].
+#[derive(Debug, Clone, Copy)]
+pub struct DropSequences {
+    /// `[p, d]`, in place.
+    pub x: Tensor,
+    /// Rows per sequence, which divide p.
+    pub sequence_length: usize,
     /// Probability and random stream.
     pub dropout: Dropout,
 }
@@ -420,6 +458,7 @@ impl DenseOp {
             Self::AttentionForward(op) => Some(op.o),
             Self::EmbedForward(EmbedForward(op)) => Some(op.rows),
             Self::Dropout(op) => Some(op.x),
+            Self::DropSequences(op) => Some(op.x),
             Self::GatherRows(op) => Some(op.out),
             Self::Scale(op) => Some(op.out),
             _ => None,

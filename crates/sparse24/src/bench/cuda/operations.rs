@@ -130,6 +130,15 @@ fn activations(size: &Size) -> Vec<Operation> {
             [YES; 4],
             4 * p * c,
         ),
+        // Four sequences, as the case draws them for this seed.
+        Operation::new(
+            ("drop_sequences", "drop_sequences"),
+            &["drop_sequences"],
+            [4 * LENGTH, c],
+            [LENGTH, 1, c, 1],
+            [YES; 4],
+            4 * 4 * LENGTH * c,
+        ),
     ];
     // An eighth of the rows.
     let rows = [("gather_rows", 0, p / 2), ("scatter_rows", 1, 3 * p)];
@@ -147,12 +156,13 @@ fn activations(size: &Size) -> Vec<Operation> {
     if stream != hidden {
         all.push(estimate("mvue_exact", exact, stream, YES));
     }
-    const NAMES: [[&[&str]; 2]; 5] = [
+    const NAMES: [[&[&str]; 2]; 6] = [
         [&["gelu_forward"], &["gelu_backward"]],
         [&["gelu_erf_forward"], &["gelu_erf_backward"]],
         [&["geglu_forward"], &["geglu_backward"]],
         [&["swiglu_forward"], &["swiglu_backward"]],
         [&["tanh_forward"], &["tanh_backward"]],
+        [&["relu_forward"], &["relu_backward"]],
     ];
     for (at, (activation, [forward, backward])) in
         Activation::ALL.into_iter().zip(NAMES).enumerate()
@@ -215,6 +225,18 @@ fn rows(size: &Size) -> Vec<Operation> {
             head("head_loss_forward", &["loss_forward"], [NO; 4], 1),
         ]);
     }
+    // Sixteen sequences, of the length that the case has at most.
+    let length = 300;
+    let mut span = Operation::new(
+        ("span_loss", "span_loss"),
+        &["span_loss"],
+        [16 * length, 2, c],
+        [length, c, length, 16],
+        [YES, NO, NO, NO],
+        4 * (16 * length * (2 + c) + 2 * c),
+    );
+    span.draw.values = Values::Small;
+    all.push(span);
     all
 }
 

@@ -14,12 +14,12 @@ use sparse24_cuda::profile::{Kind, Profile, Span, Work};
 use sparse24_run::{
     Error,
     config::Config,
-    data::{DEFAULT_PIECES, TokenizerKind},
     run::{Batches, masked_lm},
 };
 use sparse24_train::{
-    backend::cuda::CudaBackend,
+    backend::{cuda::CudaBackend, op::HeadLoss},
     method::PhaseKind,
+    model::ModelSpec,
     objective::{Batch, DataError, Objective},
     trainer::{FlipSampling, Recipe, Trainer},
 };
@@ -109,15 +109,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
 
 /// Token ids of a model, whose data are not read.
 fn vocabulary(config: &Config) -> usize {
-    let data = match config.data.tokenizer {
-        TokenizerKind::Byte => 256,
-        // The number of characters in tinyshakespeare.
-        TokenizerKind::Character => 65,
-        // One of them is the mask token.
-        TokenizerKind::WordPiece => return DEFAULT_PIECES,
-        TokenizerKind::Gpt2 => 50257,
-    };
-    config.model.vocabulary(data, None)
+    config.model.usual_vocabulary(config.data.tokenizer)
 }
 
 /// Makes mask refreshes frequent, unless every step refreshes anyway. Returns the configured
@@ -328,13 +320,22 @@ fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
 fn batches(recipe: &Recipe) -> Batches<RandomTokens> {
     let masked = masked_lm(recipe, None);
     let vocabulary = masked.as_ref().map_or(recipe.model.vocabulary() as u32, |it| it.vocabulary);
-    let windows = RandomTokens { tokens: recipe.batch.tokens(), vocabulary };
-    Batches { windows, masked, sequence_length: recipe.batch.sequence_length }
+    let pixels = match &recipe.model {
+        ModelSpec::Deit(spec) => recipe.batch.size * 3 * spec.image_size * spec.image_size,
+        _ => 0,
+    };
+    let sequence_length = recipe.batch.sequence_length;
+    let tokens = recipe.batch.tokens();
+    let windows = RandomTokens { tokens, vocabulary, pixels, sequence_length };
+    Batches { windows, masked, sequence_length }
 }
 
+/// Random tokens, or images of so many random values and classes.
 struct RandomTokens {
     tokens: usize,
     vocabulary: u32,
+    pixels: usize,
+    sequence_length: usize,
 }
 
 impl Objective for RandomTokens {
@@ -345,6 +346,14 @@ impl Objective for RandomTokens {
             ((u64::from(word) * u64::from(self.vocabulary)) >> 32) as u32
         };
         batch.clear();
+        if self.pixels > 0 {
+            let value = |word: u32| word as f32 / self.vocabulary as f32 - 0.5;
+            batch.pixels.extend((0..self.pixels).map(|_| value(draw())));
+            batch.targets.resize(self.tokens, HeadLoss::IGNORE);
+            batch.targets.iter_mut().step_by(self.sequence_length).for_each(|it| *it = draw());
+            batch.counted = self.tokens / self.sequence_length;
+            return Ok(());
+        }
         batch.tokens.extend((0..self.tokens).map(|_| draw()));
         batch.targets.extend_from_slice(&batch.tokens[1..]);
         batch.targets.push(draw());
@@ -400,7 +409,7 @@ mod tests {
 
     /// A trainer on the CPU.
     fn trainer(preset: &str, method: &str) -> (Trainer, Batches<RandomTokens>, Option<NonZeroU32>) {
-        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32", "sequence_length=8"]
+        let settings = ["layers=1", "heads=2", "d_model=16", "d_ff=32"]
             .map(|setting| format!("model.{setting}"));
         let others = [format!("method.name={method}"), "batch.size=2".into(), "steps=100".into()];
         let config = Config::resolve(Some(preset), None, &[&settings[..], &others].concat())
@@ -430,7 +439,8 @@ mod tests {
     #[test]
     fn random_tokens_cover_the_vocabulary_and_targets_follow_inputs() {
         let mut batch = Batch::default();
-        let batches = RandomTokens { tokens: 1000, vocabulary: 65 };
+        let (tokens, vocabulary, sequence_length) = (1000, 65, 100);
+        let batches = RandomTokens { tokens, vocabulary, pixels: 0, sequence_length };
         batches.fill(3, 1, &mut batch).unwrap();
         let Batch { tokens: inputs, targets, .. } = batch;
         assert_eq!((inputs.len(), &inputs[1..]), (1000, &targets[..999]));
@@ -460,7 +470,9 @@ mod tests {
             let share = masked as f64 / batch.counted as f64;
             assert!((share - 0.8).abs() <= 6.0 * (0.16 / batch.counted as f64).sqrt(), "{share}");
         }
-        let (mut bert, batches, _) = trainer("bert-tiny-cpu", "fst");
-        assert_eq!(time_steps(&mut bert, &batches, 1, None).expect("finite").keeping.len(), 1);
+        for preset in ["bert-tiny-cpu", "deit-cifar-cpu"] {
+            let (mut model, batches, _) = trainer(preset, "fst");
+            assert_eq!(time_steps(&mut model, &batches, 1, None).expect("finite").keeping.len(), 1);
+        }
     }
 }

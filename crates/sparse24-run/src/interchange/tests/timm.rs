@@ -1,0 +1,93 @@
+//! A model of timm itself. `timm.json` has the configuration that its `save_for_hf` writes, the
+//! names and shapes of its tensors, and the logits and losses that it computes in f32; the weights
+//! are those of `transformers.rs`.
+
+use super::{
+    transformers::{Class, close, saved, trainer},
+    *,
+};
+use sparse24_train::{
+    backend::op::HeadLoss,
+    nn::BatchShape,
+    objective::{Batch, DataError, Evaluation},
+};
+
+/// Two images of class 1 whose value i, by image, channel, row and column, is sin(0.7 i).
+struct Pictures;
+
+const SIDE: usize = 16;
+const PATCH: usize = 4;
+const SHAPE: BatchShape = BatchShape { size: 2, sequence_length: (SIDE / PATCH).pow(2) + 1 };
+
+impl Evaluation for Pictures {
+    fn sequences(&self) -> usize {
+        SHAPE.size
+    }
+
+    fn fill(&self, _: usize, _: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
+        batch.clear();
+        for image in 0..SHAPE.size {
+            for patch in 0..SHAPE.sequence_length - 1 {
+                let (top, left) = (patch / (SIDE / PATCH) * PATCH, patch % (SIDE / PATCH) * PATCH);
+                for at in 0..3 * PATCH * PATCH {
+                    let (channel, row, column) = (at / 16, at / PATCH % PATCH, at % PATCH);
+                    let i = ((image * 3 + channel) * SIDE + top + row) * SIDE + left + column;
+                    batch.pixels.push((0.7 * i as f64).sin() as f32);
+                }
+            }
+            batch.targets.push(1);
+            batch.targets.resize((image + 1) * SHAPE.sequence_length, HeadLoss::IGNORE);
+        }
+        batch.counted = SHAPE.size;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_model_has_the_names_and_outputs_of_timm() {
+    let classes: BTreeMap<String, Class> = serde_json::from_str(include_str!("timm.json")).unwrap();
+    for (name, class) in &classes {
+        let (directory, _) = saved(class);
+        let FolderModel { spec, .. } = FolderModel::read(directory.path()).unwrap();
+        let wanted = shapes(&spec).unwrap();
+        let Imported { weights, dropped } =
+            import(directory.path(), format(&spec), &wanted).unwrap();
+        assert!(dropped.is_empty(), "{name}");
+        let folder = directory.path().join("out");
+        export(&folder, &weights, describe(&spec), Dtype::F32, Values::Dense).unwrap();
+        assert_eq!(FolderModel::read(&folder).unwrap().spec, spec, "{name}");
+        let again = import(&folder, format(&spec), &wanted).unwrap();
+        assert!(again.weights == weights, "{name}: the weights came back different");
+        let file = tensors::TensorFile::open(&folder.join(WEIGHTS)).unwrap();
+        let stored = file.entries.iter().map(|entry| (entry.name.clone(), entry.shape.clone()));
+        assert_eq!(stored.collect::<BTreeMap<_, _>>(), class.stored, "{name}");
+
+        let mut trainer = trainer(&spec, &weights, SHAPE);
+        let (metrics, outputs) = trainer.predict(&Pictures, SHAPE.size).unwrap();
+        close(name, &outputs, &class.logits.concat());
+        close(name, &[metrics.loss() as f32], &[class.losses.iter().sum::<f32>() / 2.0]);
+    }
+}
+
+/// One that computes something else is refused by the key that says so.
+#[test]
+fn other_models_of_timm_are_refused() {
+    let classes = include_str!("timm.json");
+    let classes: BTreeMap<String, Class> = serde_json::from_str(classes).unwrap();
+    let class = classes.values().next().unwrap();
+    for (key, value, expected) in [
+        ("architecture", "\"deit3_base_patch16_224\"", "architecture is \"deit3_base"),
+        ("global_pool", "\"avg\"", "global_pool is \"avg\", expected \"token\""),
+        ("num_classes", "0", "model_args.num_classes is 5, expected 0"),
+        ("model_args", "{\"pre_norm\": true}", "unknown field `pre_norm`"),
+        ("model_args", "{\"patch_size\": 5}", "patch_size is 5, expected a divisor"),
+        ("model_args", "{\"img_size\": [16, 8]}", "img_size is 0, expected 1..="),
+        ("pretrained_cfg", "{\"mean\": [0.5, 0.5, 0.5]}", "pretrained_cfg.mean is [0.5"),
+    ] {
+        let mut config = class.config.clone();
+        config[key] = serde_json::from_str(value).unwrap();
+        let (directory, _) = saved(&Class { config, ..class.clone() });
+        let error = FolderModel::read(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,383 @@
+//! DeiT (Touvron et al. 2021, arXiv 2012.12877), a vision transformer without a distillation token:
+//! pre-LN blocks over patches, a class token, learned positions.
+//!
+//! ```text
+//! x = (class token, patches W^T + b) + positions
+//! per block:  x = x + path(attention(norm_1(x)));  x = x + path(mlp(norm_2(x)))
+//! logits = norm(class token of x) head^T + bias
+//! ```
+//!
+//! `path` is stochastic depth: it keeps or drops whole images, at rates that grow linearly from 0
+//! in the first block to `drop_path` in the last. The loss is that of two mixed targets, smoothed;
+//! an evaluation has the plain cross-entropy. Parameter names are timm's, but the class token and
+//! the bias of the patches are one table, see [`PatchEmbedding`].
+
+use sparse24_core::{
+    op::{Accumulate, Activation, AttentionMask, Dropout},
+    philox::Site,
+};
+
+use super::{Extents, Model, Sparsify};
+use crate::{
+    Error,
+    backend::{Backend, Tensor, op::Copy},
+    nn::{
+        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations,
+        FfnSpec, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction, PredictionHead,
+        SequenceHead, SequenceHeadSpec, Sparsity,
+    },
+    objective::Batch,
+};
+
+/// The size of a DeiT, and its regularization.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeitSpec {
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads; they divide d_model.
+    pub heads: usize,
+    /// Features of the residual stream.
+    pub d_model: usize,
+    /// Features between the feed-forward layers, after a gate.
+    pub d_ff: usize,
+    /// Pixels of a side of an image.
+    pub image_size: usize,
+    /// Pixels of a side of a patch; they divide those of an image.
+    pub patch_size: usize,
+    /// Classes.
+    pub classes: usize,
+    /// Between the feed-forward layers.
+    pub activation: Activation,
+    /// Which linear layers masks may prune.
+    pub sparsify: Sparsify,
+    /// Probability in `[0, 1)` that the last block drops a half block of an image.
+    pub drop_path: f32,
+    /// Label smoothing of the training loss, in `[0, 1)`.
+    pub label_smoothing: f32,
+}
+
+/// The parameter whose rows are the classes.
+pub const CLASS_TABLE: &str = "head.weight";
+
+/// Standard deviation of the initial weights.
+const DEVIATION: f32 = 0.02;
+
+/// Added to the variances of norms.
+const EPSILON: f32 = 1e-6;
+
+impl DeitSpec {
+    /// How images are cut.
+    #[must_use]
+    pub fn patches(&self) -> Patches {
+        let Self { image_size, patch_size, .. } = *self;
+        let side = image_size.checked_div(patch_size).unwrap_or(0);
+        Patches { count: side * side, pixels: patch_size * patch_size }
+    }
+
+    pub(super) fn extents(&self) -> Extents {
+        let &Self { layers, heads, d_model, d_ff, activation, .. } = self;
+        let longest = self.patches().count + 1;
+        Extents { layers, heads, d_model, d_ff, longest, activation, bias: Bias::Present }
+    }
+
+    /// Refuses images that are no whole patches, sequences of another length, and rates that are
+    /// none.
+    pub(super) fn check(&self, sequence_length: usize) -> Result<(), Error> {
+        let &Self { image_size, patch_size, drop_path, label_smoothing, .. } = self;
+        let longest = self.patches().count + 1;
+        let refuse = |key: &str, expected: &str, found: &dyn core::fmt::Display| {
+            let problem = format!("expected {expected}, found {found}");
+            Err(Error::Setting { key: key.to_owned(), problem })
+        };
+        if patch_size == 0 || image_size == 0 || !image_size.is_multiple_of(patch_size) {
+            let expected = format!("a divisor of model.image_size {image_size}");
+            return refuse("model.patch_size", &expected, &patch_size);
+        }
+        if sequence_length != longest {
+            let expected = format!("{longest}, a class token and the patches of an image");
+            return refuse("model.sequence_length", &expected, &sequence_length);
+        }
+        for (key, rate) in
+            [("model.drop_path", drop_path), ("model.label_smoothing", label_smoothing)]
+        {
+            if !(0.0..1.0).contains(&rate) {
+                return refuse(key, "a number in [0, 1)", &rate);
+            }
+        }
+        Ok(())
+    }
+
+    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
+        let sparsity = match self.sparsify {
+            Sparsify::Ffn => Sparsity::Dense,
+            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
+        };
+        AttentionSpec {
+            names,
+            d_model: self.d_model,
+            heads: self.heads,
+            mask: AttentionMask::Full,
+            bias: Bias::Present,
+            deviations: [DEVIATION; 2],
+            sparsity,
+        }
+    }
+}
+
+/// The model with its activations.
+#[derive(Debug)]
+pub struct Deit {
+    embedding: PatchEmbedding,
+    blocks: Vec<Block>,
+    /// Stochastic depth of the two half blocks of each block.
+    paths: Vec<[Dropout; 2]>,
+    norm: Norm,
+    head: SequenceHead,
+    /// The first part of the embedded tokens.
+    embedded: Tensor,
+    /// Output of a half block, until the next norm adds it.
+    delta: Tensor,
+    last: NormActivations,
+    dropout: Site,
+    gradients: Gradients,
+}
+
+/// Gradients of activations; all blocks share them.
+#[derive(Debug, Clone, Copy)]
+struct Gradients {
+    /// The residual stream's.
+    residual: Tensor,
+    /// A norm output's.
+    y: Tensor,
+    /// That of a half block's output, where it differs from the residual stream's.
+    delta: Tensor,
+    attention: AttentionActivations,
+    ffn: FfnActivations,
+}
+
+/// Whether half blocks of an image may be dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// In training.
+    Stochastic,
+    /// In an evaluation.
+    Full,
+}
+
+impl Deit {
+    /// Allocates parameters and activations.
+    ///
+    /// # Errors
+    /// Sparsifiable shapes must consist of 4x4 tiles.
+    pub fn new(builder: &mut Builder<'_>, spec: DeitSpec) -> Result<Self, Error> {
+        let d_model = spec.d_model;
+        let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, DEVIATION)?;
+        let dropout = builder.dropout_site();
+        let [embedded, delta] = ["embedded", "delta"].map(|name| builder.activation(name, d_model));
+        let (embedded, delta) = (embedded?, delta?);
+        let blocks = (0..spec.layers).map(|layer| Block::new(builder, spec, layer));
+        let blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+        let norm = Norm::new(builder, "norm", d_model, Bias::Present, EPSILON)?;
+        let x = builder.activation("norm x", d_model)?;
+        let last = NormActivations::new(builder, "norm", x)?;
+        let head = SequenceHeadSpec {
+            name: "head",
+            bias: Bias::Present,
+            pooler: None,
+            d_model,
+            deviation: DEVIATION,
+            prediction: Prediction::Class(spec.classes),
+        };
+        let head = SequenceHead::new(builder, head)?.mixed(builder, spec.label_smoothing)?;
+        let steps = spec.layers.saturating_sub(1).max(1) as f32;
+        let paths = (0..spec.layers).map(|layer| {
+            let p = spec.drop_path * layer as f32 / steps;
+            [0, 1].map(|_| Dropout { p, site: builder.dropout_site() })
+        });
+        let paths = paths.collect();
+        let mut activation = |name| builder.activation(name, d_model);
+        let (residual, y, ddelta) = (activation("dx")?, activation("dy")?, activation("ddelta")?);
+        let names = ["qkv", "proj"].map(str::to_owned);
+        let attention = Attention::activations(builder, "d", &spec.attention(&names))?;
+        let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
+        let gradients = Gradients { residual, y, delta: ddelta, attention, ffn };
+        Ok(Self { embedding, blocks, paths, norm, head, embedded, delta, last, dropout, gradients })
+    }
+
+    /// The stochastic depth of every block.
+    fn paths(
+        &self,
+        depth: Depth,
+    ) -> impl DoubleEndedIterator<Item = [Option<Dropout>; 2]> + ExactSizeIterator {
+        self.paths.iter().map(move |paths| {
+            paths.map(|path| (depth == Depth::Stochastic && path.p > 0.0).then_some(path))
+        })
+    }
+
+    /// The output of the final norm.
+    fn forward(&self, pass: &mut Pass<'_>, depth: Depth) -> Result<Tensor, Error> {
+        let [embedded, delta] = [self.embedded, self.delta].map(|buffer| pass.rows(buffer));
+        self.embedding.forward(pass, embedded, delta)?;
+        let mut stream = embedded;
+        if pass.dropout_at(self.dropout).is_some() {
+            pass.drop_in_place(embedded, self.dropout)?;
+            pass.drop_in_place(delta, self.dropout)?;
+        }
+        for (block, paths) in self.blocks.iter().zip(self.paths(depth)) {
+            stream = block.forward(pass, stream, delta, paths)?;
+        }
+        let last = self.last.rows(pass);
+        self.norm.forward_residual(pass, stream, delta, last)?;
+        Ok(last.y)
+    }
+}
+
+impl Model for Deit {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+        let tokens = self.embedding.tokens();
+        self.embedding.upload(backend, batch.targets.len() / tokens, &batch.pixels)?;
+        self.head.upload_mixed(backend, &batch.second_targets, &batch.shares)?;
+        self.head.upload(backend, &batch.targets, &[])
+    }
+
+    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let x = self.forward(pass, Depth::Stochastic)?;
+        let Gradients { residual, y, .. } = self.gradients;
+        let [dx, dy] = [residual, y].map(|buffer| pass.rows(buffer));
+        self.head.loss_and_gradient(pass, x, dy)?;
+        self.norm.backward(pass, dy, self.last.rows(pass), dx, Accumulate::Overwrite)?;
+        for (block, paths) in self.blocks.iter().zip(self.paths(Depth::Stochastic)).rev() {
+            block.backward(pass, &self.gradients, paths)?;
+        }
+        pass.drop_in_place(dx, self.dropout)?;
+        self.embedding.backward(pass, dx)
+    }
+
+    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let x = self.forward(pass, Depth::Full)?;
+        self.head.evaluate(pass, x)
+    }
+
+    fn loss(&self) -> Tensor {
+        self.head.loss()
+    }
+
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        self.head.outputs(pass)
+    }
+}
+
+/// x = x + path(attention(norm_1(x))); x = x + path(mlp(norm_2(x))).
+#[derive(Debug)]
+struct Block {
+    norm_1: Norm,
+    attention: Attention,
+    norm_2: Norm,
+    mlp: Ffn,
+    /// Dropout of the outputs of attention and mlp.
+    dropouts: [Site; 2],
+    kept: Kept,
+}
+
+/// Activations that a block keeps for its backward pass.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    norm_1: NormActivations,
+    attention: AttentionActivations,
+    norm_2: NormActivations,
+    mlp: FfnActivations,
+}
+
+impl Kept {
+    fn rows(self, pass: &Pass<'_>) -> Self {
+        Self {
+            norm_1: self.norm_1.rows(pass),
+            attention: self.attention.rows(pass),
+            norm_2: self.norm_2.rows(pass),
+            mlp: self.mlp.rows(pass),
+        }
+    }
+}
+
+impl Block {
+    fn new(builder: &mut Builder<'_>, spec: DeitSpec, layer: usize) -> Result<Self, Error> {
+        let DeitSpec { d_model, d_ff, activation, .. } = spec;
+        let of = |part: &str| format!("blocks.{layer}.{part}");
+        let bias = Bias::Present;
+        let norm_1 = Norm::new(builder, &of("norm1"), d_model, bias, EPSILON)?;
+        let names = ["attn.qkv", "attn.proj"].map(of);
+        let attention_spec = spec.attention(&names);
+        let attention = Attention::new(builder, &attention_spec)?;
+        let norm_2 = Norm::new(builder, &of("norm2"), d_model, bias, EPSILON)?;
+        let (names, deviations) = (["mlp.fc1", "mlp.fc2"].map(of), [DEVIATION; 2]);
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let mlp = Ffn::new(builder, mlp)?;
+        let dropouts = [builder.dropout_site(), builder.dropout_site()];
+        let mut kept_norm = |part: &str| {
+            let x = builder.activation(&of(&format!("{part} x")), d_model)?;
+            NormActivations::new(builder, &of(part), x)
+        };
+        let (kept_1, kept_2) = (kept_norm("norm1")?, kept_norm("norm2")?);
+        let kept = Kept {
+            norm_1: kept_1,
+            attention: Attention::activations(builder, &of("attn"), &attention_spec)?,
+            norm_2: kept_2,
+            mlp: FfnActivations::new(builder, &of("mlp"), d_ff, activation)?,
+        };
+        Ok(Self { norm_1, attention, norm_2, mlp, dropouts, kept })
+    }
+
+    /// Leaves the block's output in `delta`, to be added to the stream that it returns. `stream` is
+    /// the stream before `delta` is added.
+    fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        stream: Tensor,
+        delta: Tensor,
+        paths: [Option<Dropout>; 2],
+    ) -> Result<Tensor, Error> {
+        let kept = self.kept.rows(pass);
+        let drop = |pass: &mut Pass<'_>, half: usize| {
+            pass.drop_in_place(delta, self.dropouts[half])?;
+            paths[half].map_or(Ok(()), |path| pass.drop_sequences(delta, path))
+        };
+        self.norm_1.forward_residual(pass, stream, delta, kept.norm_1)?;
+        self.attention.forward(pass, kept.norm_1.y.into(), kept.attention, delta)?;
+        drop(pass, 0)?;
+        self.norm_2.forward_residual(pass, kept.norm_1.x, delta, kept.norm_2)?;
+        self.mlp.forward_up(pass, kept.norm_2.y, kept.mlp)?;
+        self.mlp.forward_down(pass, kept.mlp, delta)?;
+        drop(pass, 1)?;
+        Ok(kept.norm_2.x)
+    }
+
+    /// The gradient of the residual stream: in, of the block's output; out, of its input.
+    fn backward(
+        &self,
+        pass: &mut Pass<'_>,
+        buffers: &Gradients,
+        paths: [Option<Dropout>; 2],
+    ) -> Result<(), Error> {
+        let kept = self.kept.rows(pass);
+        let [dx, dy, ddelta] =
+            [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
+        let before_drop = |pass: &mut Pass<'_>, half: usize| match paths[half] {
+            None => pass.before_dropout(dx, ddelta, self.dropouts[half]),
+            Some(path) => {
+                pass.run(Copy { from: dx, to: ddelta })?;
+                pass.drop_sequences(ddelta, path)?;
+                pass.drop_in_place(ddelta, self.dropouts[half])?;
+                Ok(ddelta)
+            }
+        };
+        let dmlp = before_drop(pass, 1)?;
+        let scratch = buffers.ffn.rows(pass);
+        self.mlp.backward(pass, kept.norm_2.y, kept.mlp, dmlp, scratch, dy)?;
+        self.norm_2.backward(pass, dy, kept.norm_2, dx, Accumulate::Add)?;
+        let dattention = before_drop(pass, 0)?;
+        let activations = [kept.attention, buffers.attention.rows(pass)];
+        let x = kept.norm_1.y.into();
+        self.attention.backward(pass, x, activations, dattention, dy, None)?;
+        self.norm_1.backward(pass, dy, kept.norm_1, dx, Accumulate::Add)
+    }
+}
