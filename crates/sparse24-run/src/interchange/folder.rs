@@ -115,9 +115,6 @@ impl Head {
     ) -> Result<(Option<Prediction>, Vec<String>), Error> {
         let [_, sequence, span] =
             format.classes.map(|class| self.architectures.iter().flatten().any(|c| c == class));
-        if !sequence {
-            return Ok((span.then_some(Prediction::Span), Vec::new()));
-        }
         let mut names = BTreeMap::new();
         for (class, name) in self.id2label.unwrap_or_default() {
             let number: usize = class.parse().map_err(|_| {
@@ -127,6 +124,9 @@ impl Head {
                 )
             })?;
             names.insert(number, name);
+        }
+        if !sequence {
+            return Ok((span.then_some(Prediction::Span), Vec::new()));
         }
         if !names.keys().copied().eq(0..names.len()) {
             let problem = "id2label: expected the classes from 0 on";

@@ -22,7 +22,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         place.refuses(&format!("config --set {settings}"), 2, &unknown(section, key, meant));
     }
     for (key, value, meant) in [
-        ("model.activation", "relu", "gelu"),
+        ("model.activation", "gleu", "gelu"),
         ("model.sparsify", "all", ""),
         ("optimizer.name", "lionn", "lion"),
         ("optimizer.schedule", "cosin", "cosine"),

@@ -443,6 +443,7 @@ pub(crate) fn sparsified(spec: &ModelSpec) -> impl Iterator<Item = (String, u32)
     let sparsify = match spec {
         ModelSpec::Gpt2(spec) => spec.sparsify,
         ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.sparsify,
+        ModelSpec::Deit(spec) => spec.sparsify,
         other => panic!("the oracle has no {other:?}"),
     };
     let attention = sparsify == Sparsify::FfnAndAttention;

@@ -79,16 +79,9 @@ fn weights(size: &Size) -> Vec<Operation> {
         let sizes = [1, q, r, 1];
         Operation::new((kernel, "compress_weight"), entries, [r, q], sizes, options, bytes)
     };
-    let step = |kernel, entries, ops, bytes| Operation {
+    let step = |(kernel, name), entries, ops, bytes| Operation {
         ops,
-        ..Operation::new(
-            (kernel, "optimizer"),
-            entries,
-            shape,
-            [1, q, r, 1],
-            [YES, NO, YES, NO],
-            bytes,
-        )
+        ..Operation::new((kernel, name), entries, shape, [1, q, r, 1], [YES, NO, YES, NO], bytes)
     };
     let mut all = vec![
         search("mask_search_f32", &["mask_search_f32"], [YES, NO, NO, NO]),
@@ -96,8 +89,11 @@ fn weights(size: &Size) -> Vec<Operation> {
         search("column_mask_search_f32", &["column_mask_search_f32"], [NO, YES, NO, NO]),
         compress("compress_weight", &["compress_weight"], [r, q], [YES, NO, NO, NO], 2),
         compress("compress_forward", &["compress_forward", "prune_dense"], [r, q], [NO; 4], 1),
-        step("grad_norm", &["square_sums", "norm_of_sums"], 0..1, 4 * elements),
-        step("adamw_step", &["adamw_step"], 1..2, 30 * elements + mask),
+        step(("grad_norm", "optimizer"), &["square_sums", "norm_of_sums"], 0..1, 4 * elements),
+        step(("adamw_step", "optimizer"), &["adamw_step"], 1..2, 30 * elements + mask),
+        step(("adam_step", "adam"), &["adam_step"], 1..2, 30 * elements + mask),
+        step(("sgd_step", "sgd"), &["sgd_step"], 1..2, 22 * elements + mask),
+        step(("lion_step", "lion"), &["lion_step"], 1..2, 22 * elements + mask),
     ];
     // The weight of the down layer.
     if size.width().is_some() {
@@ -129,15 +125,6 @@ fn activations(size: &Size) -> Vec<Operation> {
             [p, 1, c, 1],
             [YES; 4],
             4 * p * c,
-        ),
-        // Four sequences, as the case draws them for this seed.
-        Operation::new(
-            ("drop_sequences", "drop_sequences"),
-            &["drop_sequences"],
-            [4 * LENGTH, c],
-            [LENGTH, 1, c, 1],
-            [YES; 4],
-            4 * 4 * LENGTH * c,
         ),
     ];
     // An eighth of the rows.
@@ -225,6 +212,21 @@ fn rows(size: &Size) -> Vec<Operation> {
             head("head_loss_forward", &["loss_forward"], [NO; 4], 1),
         ]);
     }
+    let scaled = |kernel, entries, part, bytes| Operation {
+        part,
+        ..Operation::new((kernel, "scale"), entries, stream, [p, 1, c, 1], [NO; 4], bytes)
+    };
+    all.push(scaled("scale", &["scale"], 0, 8 * p * c));
+    all.push(scaled("scale_grad", &["scale_grad"], 1, 8 * p * c));
+    // Four sequences, as the case draws them for this seed.
+    all.push(Operation::new(
+        ("drop_sequences", "drop_sequences"),
+        &["drop_sequences"],
+        [4 * LENGTH, c],
+        [LENGTH, 1, c, 1],
+        [YES; 4],
+        4 * 4 * LENGTH * c,
+    ));
     // Sixteen sequences, of the length that the case has at most.
     let length = 300;
     let mut span = Operation::new(
