@@ -244,6 +244,8 @@ pub(crate) fn configured(
         format!("run.checkpoint_every={epoch}"),
     ]);
     let config = resolve(&given)?;
+    // They may take much memory.
+    drop(examples);
     let examples = open(&config, tokenizer)?;
     if config.task.outputs != examples.outputs() {
         let problem = format!(
