@@ -13,6 +13,9 @@ use super::{
 };
 use crate::{Error, data::Tokenizer};
 
+/// The largest size of a label that is a number: sums of squares are finite in f32.
+const MOST_VALUE: f64 = 1e15;
+
 /// The examples of a split.
 #[derive(Debug, Clone)]
 pub enum Split {
@@ -268,12 +271,12 @@ impl Rules<'_> {
         let encode =
             |text: &str| self.tokenizer.encode(text).map_err(|error| refuse(error.to_string()));
         let label = match self.labels {
-            Labels::Value => row.label.parse().ok().filter(|label: &f64| label.is_finite()),
+            Labels::Value => row.label.parse().ok().filter(|label: &f64| label.abs() <= MOST_VALUE),
             _ => self.classes.iter().position(|name| *name == row.label).map(|class| class as f64),
         };
         let label = label.ok_or_else(|| {
             let expected = match self.labels {
-                Labels::Value => "a number".to_owned(),
+                Labels::Value => format!("a number from -{MOST_VALUE:e} to {MOST_VALUE:e}"),
                 Labels::Named(names) => names.join(" or "),
                 Labels::Found | Labels::Span => format!("a class of {}", self.of),
             };

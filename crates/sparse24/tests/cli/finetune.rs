@@ -187,6 +187,10 @@ fn what_cannot_be_fine_tuned_is_refused() {
     let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
     data(&place);
     fs::create_dir(place.path("empty")).unwrap();
+    fs::create_dir(place.path("large")).unwrap();
+    for name in ["train.csv", "dev.csv"] {
+        place.write(&format!("large/{name}"), "text,label\na,1e20\n");
+    }
     let tune = "finetune --init-from run --out other";
     for (line, code, pattern) in [
         (
@@ -218,6 +222,11 @@ fn what_cannot_be_fine_tuned_is_refused() {
             "the method half has a d_ff of",
         ),
         (format!("{tune} --task cola --data task --epochs 0"), 2, "--epochs"),
+        (
+            format!("{tune} --task regression --data large"),
+            3,
+            "large/train.csv: line 2: has the label \"1e20\", expected a number from -1e15 to 1e15",
+        ),
         (
             format!("{tune} --task cola --data task --set task.name=rte"),
             2,
