@@ -283,7 +283,10 @@ fn own(
         return refuse(format!("has {width} bytes per token, expected 2 or 4"));
     }
     if let Some(expected) = expected.filter(|&expected| expected != vocabulary) {
-        return refuse(format!("has a vocabulary of {vocabulary}, expected {expected}"));
+        return refuse(format!(
+            "has a vocabulary of {vocabulary}, expected {expected}; it needs the tokenizer.json \
+             that was prepared with it"
+        ));
     }
     let count = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
     let tokenizer = Hash::from_bytes(header[24..56].try_into().expect("32 bytes"));
