@@ -428,7 +428,7 @@ fn plan<'a>(model: &'a Shards, selection: Selection<'_>) -> Result<Vec<Planned<'
         }
         _ => "it has no tensors".to_owned(),
     };
-    let problem = format!("holds no tensor that could be {} pruned ({reason})", selection.kind);
+    let problem = format!("holds no tensor for a {} mask ({reason})", selection.kind);
     Err(Error::file(&model.path, problem))
 }
 
