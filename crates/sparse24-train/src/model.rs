@@ -292,6 +292,16 @@ pub enum Sparsify {
     FfnAndAttention,
 }
 
+impl Sparsify {
+    /// Of the attention projections.
+    pub(crate) fn attention(self) -> Sparsity {
+        match self {
+            Self::Ffn => Sparsity::Dense,
+            Self::FfnAndAttention => Sparsity::Sparsifiable,
+        }
+    }
+}
+
 /// Activation checkpointing: what the backward pass computes again instead of keeping it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

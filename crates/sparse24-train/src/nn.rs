@@ -27,6 +27,7 @@ mod linear24;
 mod norm;
 mod parameter;
 mod patch_embedding;
+mod pre_norm;
 mod sequence_head;
 mod sinusoids;
 mod span_head;
@@ -45,6 +46,7 @@ pub use parameter::{
     Pruned, Role, Sparsity,
 };
 pub use patch_embedding::{PatchEmbedding, Patches};
+pub use pre_norm::{BlockInputs, PreNormActivations, PreNormBlock, PreNormGradients, PreNormSpec};
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
 pub use sinusoids::ScaledSinusoids;
 pub use span_head::SpanHead;

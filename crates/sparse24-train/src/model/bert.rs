@@ -77,19 +77,15 @@ impl BertSpec {
         Extents { layers, heads, d_model, d_ff, longest, activation, bias: Bias::Present }
     }
 
-    pub(super) fn attention<'a>(&self, names: &'a [String], bias: Bias) -> AttentionSpec<'a> {
-        let sparsity = match self.sparsify {
-            Sparsify::Ffn => Sparsity::Dense,
-            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
-        };
+    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
         AttentionSpec {
             names,
             d_model: self.d_model,
             heads: self.heads,
             mask: AttentionMask::Full,
-            bias,
+            bias: Bias::Present,
             deviations: [DEVIATION; 2],
-            sparsity,
+            sparsity: self.sparsify.attention(),
         }
     }
 
@@ -201,7 +197,7 @@ impl Bert {
         let mut activation = |name| builder.activation(name, d);
         let (delta, dx, dsum) = (activation("delta")?, activation("dx")?, activation("dsum")?);
         let (ddelta, dbranch) = (activation("ddelta")?, activation("dbranch")?);
-        let attention = spec.attention(&names, Bias::Present);
+        let attention = spec.attention(&names);
         let attention = Attention::activations(builder, "d", &attention)?;
         let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
         let shared = Shared { delta, dx, dsum, ddelta, dbranch, attention, ffn };
@@ -319,7 +315,7 @@ impl Block {
         let BertSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
-        let attention = Attention::new(builder, &spec.attention(&names, Bias::Present))?;
+        let attention = Attention::new(builder, &spec.attention(&names))?;
         let norm_1 =
             Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
@@ -334,7 +330,7 @@ impl Block {
         };
         let (kept_1, kept_2) = (kept_norm("norm_1")?, kept_norm("norm_2")?);
         let names = ["qkv", "out"].map(str::to_owned);
-        let kept_attention = spec.attention(&names, Bias::Present);
+        let kept_attention = spec.attention(&names);
         let kept = Kept {
             attention: Attention::activations(builder, &of("kept"), &kept_attention)?,
             norm_1: kept_1,

@@ -13,7 +13,10 @@
 //! with a pooler, or a [`SpanHead`](crate::nn::SpanHead) on all. The residual stream stays in the
 //! norms: each adds the output of the half block before it.
 
-use sparse24_core::{op::Accumulate, philox::Site};
+use sparse24_core::{
+    op::{Accumulate, AttentionMask},
+    philox::Site,
+};
 
 use super::{
     BertSpec, Model,
@@ -24,8 +27,8 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
     nn::{
-        Attention, AttentionActivations, BatchShape, Bias, Builder, Embedding, Ffn, FfnActivations,
-        FfnSpec, Norm, NormActivations, Pass, PredictionHead, Streams,
+        BatchShape, Bias, BlockInputs, Builder, Embedding, Norm, NormActivations, Pass,
+        PreNormBlock, PreNormGradients, PreNormSpec, PredictionHead,
     },
     objective::Batch,
 };
@@ -38,7 +41,7 @@ pub const TOKEN_TABLE: &str = "embedding.word_embedding.weight";
 pub struct CrammedBert {
     embedding: Embedding,
     norm: Norm,
-    blocks: Vec<Block>,
+    blocks: Vec<PreNormBlock>,
     final_norm: Norm,
     head: Box<dyn PredictionHead>,
     tokens: Tensor,
@@ -48,20 +51,7 @@ pub struct CrammedBert {
     delta: Tensor,
     last: NormActivations,
     dropout: Site,
-    gradients: Gradients,
-}
-
-/// Gradients of activations; all blocks share them.
-#[derive(Debug, Clone, Copy)]
-struct Gradients {
-    /// The residual stream's.
-    residual: Tensor,
-    /// A norm output's.
-    y: Tensor,
-    /// `delta`'s, where dropout makes it differ from the residual stream's.
-    delta: Tensor,
-    attention: AttentionActivations,
-    ffn: FfnActivations,
+    gradients: PreNormGradients,
 }
 
 impl CrammedBert {
@@ -78,13 +68,33 @@ impl CrammedBert {
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
         let embedded = NormActivations::new(builder, "embedded", x)?;
+        let block = PreNormSpec {
+            prefix: "layers",
+            names: [
+                "norm1",
+                "attn.self_attention.query_key_value",
+                "attn.dense",
+                "norm2",
+                "ffn.dense_in",
+                "ffn.dense_out",
+            ],
+            d_model: d,
+            heads: spec.heads,
+            d_ff: spec.d_ff,
+            activation: spec.activation,
+            mask: AttentionMask::Full,
+            biases: [Bias::Present, Bias::Absent],
+            epsilon: EPSILON,
+            deviations: [DEVIATION; 2],
+            sparsity: spec.sparsify.attention(),
+        };
         let mut blocks = Vec::new();
         for layer in 0..spec.layers {
             let x = match layer {
                 0 => embedded.y,
                 _ => builder.activation(&format!("layers.{layer}.x"), d)?,
             };
-            blocks.push(Block::new(builder, spec, layer, x)?);
+            blocks.push(PreNormBlock::new(builder, &block, layer, x, None)?);
         }
         let final_norm = Norm::new(builder, "final_norm", d, Bias::Present, EPSILON)?;
         let x = builder.activation("final_norm x", d)?;
@@ -103,14 +113,7 @@ impl CrammedBert {
             |name, count| builder.tensor(name, [count, 1], DType::U32, Region::Activations);
         let (tokens, lengths) = (ids("tokens", p)?, ids("lengths", size)?);
         let delta = builder.activation("delta", d)?;
-        let names = ["qkv", "out"].map(str::to_owned);
-        let gradients = Gradients {
-            residual: builder.activation("dresidual", d)?,
-            y: builder.activation("dy", d)?,
-            delta: builder.activation("ddelta", d)?,
-            attention: Attention::activations(builder, "d", &spec.attention(&names, Bias::Absent))?,
-            ffn: FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?,
-        };
+        let gradients = PreNormGradients::new(builder, &block)?;
         Ok(Self {
             embedding,
             norm,
@@ -133,17 +136,18 @@ impl CrammedBert {
         self.embedding.forward(pass, pass.rows(self.tokens), embedded.x)?;
         self.norm.forward(pass, embedded)?;
         pass.drop_in_place(embedded.y, self.dropout)?;
-        let (lengths, delta) = (self.lengths(pass), pass.rows(self.delta));
+        let (inputs, delta) = (self.inputs(pass), pass.rows(self.delta));
         let mut stream = None;
         for block in &self.blocks {
-            stream = Some(block.forward(pass, stream, lengths, delta)?);
+            stream = Some(block.forward(pass, stream, delta, inputs)?);
         }
         self.final_norm.forward_residual(pass, stream.unwrap_or(embedded.y), delta, last)?;
         Ok(last.y)
     }
 
-    fn lengths(&self, pass: &Pass<'_>) -> Tensor {
-        self.lengths.first_rows(pass.batch.size)
+    fn inputs(&self, pass: &Pass<'_>) -> BlockInputs {
+        let lengths = Some(self.lengths.first_rows(pass.batch.size));
+        BlockInputs { lengths, ..BlockInputs::default() }
     }
 }
 
@@ -160,10 +164,10 @@ impl Model for CrammedBert {
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
         self.head.loss_and_gradient(pass, x, dy)?;
-        let (last, lengths) = (self.last.rows(pass), self.lengths(pass));
+        let (last, delta) = (self.last.rows(pass), pass.rows(self.delta));
         self.final_norm.backward(pass, dy, last, residual, Accumulate::Overwrite)?;
         for block in self.blocks.iter().rev() {
-            block.backward(pass, lengths, &self.gradients)?;
+            block.backward(pass, &self.gradients, delta, self.inputs(pass))?;
         }
         pass.drop_in_place(residual, self.dropout)?;
         let embedded = self.embedded.rows(pass);
@@ -182,114 +186,5 @@ impl Model for CrammedBert {
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         self.head.outputs(pass)
-    }
-}
-
-/// x = x + attention(norm_1(x)); x = x + ffn(norm_2(x)).
-#[derive(Debug)]
-struct Block {
-    norm_1: Norm,
-    attention: Attention,
-    norm_2: Norm,
-    ffn: Ffn,
-    /// Dropout of the outputs of attention and ffn.
-    dropouts: [Site; 2],
-    kept: Kept,
-}
-
-/// Activations that a block keeps for its backward pass.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    norm_1: NormActivations,
-    attention: AttentionActivations,
-    norm_2: NormActivations,
-    ffn: FfnActivations,
-}
-
-impl Kept {
-    fn rows(self, pass: &Pass<'_>) -> Self {
-        Self {
-            norm_1: self.norm_1.rows(pass),
-            attention: self.attention.rows(pass),
-            norm_2: self.norm_2.rows(pass),
-            ffn: self.ffn.rows(pass),
-        }
-    }
-}
-
-impl Block {
-    /// `x` is the buffer of the stream that the block reads.
-    fn new(
-        builder: &mut Builder<'_>,
-        spec: BertSpec,
-        layer: usize,
-        x: Tensor,
-    ) -> Result<Self, Error> {
-        let BertSpec { d_model, d_ff, activation, .. } = spec;
-        let of = |part: &str| format!("layers.{layer}.{part}");
-        let norm_1 = Norm::new(builder, &of("norm1"), d_model, Bias::Present, EPSILON)?;
-        let names = ["attn.self_attention.query_key_value", "attn.dense"].map(of);
-        let attention_spec = spec.attention(&names, Bias::Absent);
-        let attention = Attention::new(builder, &attention_spec)?;
-        let norm_2 = Norm::new(builder, &of("norm2"), d_model, Bias::Present, EPSILON)?;
-        let (names, bias) = (["ffn.dense_in", "ffn.dense_out"].map(of), Bias::Absent);
-        let deviations = [DEVIATION; 2];
-        let ffn = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
-        let ffn = Ffn::new(builder, ffn)?;
-        let dropouts = [builder.dropout_site(), builder.dropout_site()];
-        let middle = builder.activation(&of("norm2 x"), d_model)?;
-        let kept = Kept {
-            norm_1: NormActivations::new(builder, &of("norm1"), x)?,
-            attention: Attention::activations(builder, &of("attn"), &attention_spec)?,
-            norm_2: NormActivations::new(builder, &of("norm2"), middle)?,
-            ffn: FfnActivations::new(builder, &of("ffn"), d_ff, activation)?,
-        };
-        Ok(Self { norm_1, attention, norm_2, ffn, dropouts, kept })
-    }
-
-    /// Leaves the block's output in `delta`, to be added to the stream that it returns. `stream` is
-    /// the stream before the previous block's output was added; none for the first block.
-    fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        stream: Option<Tensor>,
-        lengths: Tensor,
-        delta: Tensor,
-    ) -> Result<Tensor, Error> {
-        let kept = self.kept.rows(pass);
-        match stream {
-            None => self.norm_1.forward(pass, kept.norm_1)?,
-            Some(stream) => self.norm_1.forward_residual(pass, stream, delta, kept.norm_1)?,
-        }
-        let streams = Streams { x: kept.norm_1.y, memory: None, lengths: Some(lengths) };
-        self.attention.forward(pass, streams, kept.attention, delta)?;
-        pass.drop_in_place(delta, self.dropouts[0])?;
-        self.norm_2.forward_residual(pass, kept.norm_1.x, delta, kept.norm_2)?;
-        self.ffn.forward_up(pass, kept.norm_2.y, kept.ffn)?;
-        self.ffn.forward_down(pass, kept.ffn, delta)?;
-        pass.drop_in_place(delta, self.dropouts[1])?;
-        Ok(kept.norm_2.x)
-    }
-
-    /// The gradient of the residual stream: in, of the block's output; out, of its input.
-    fn backward(
-        &self,
-        pass: &mut Pass<'_>,
-        lengths: Tensor,
-        buffers: &Gradients,
-    ) -> Result<(), Error> {
-        let kept = self.kept.rows(pass);
-        let [dresidual, dy, ddelta] =
-            [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
-        let dffn = pass.before_dropout(dresidual, ddelta, self.dropouts[1])?;
-        let scratch = buffers.ffn.rows(pass);
-        self.ffn.backward(pass, kept.norm_2.y, kept.ffn, dffn, scratch, dy)?;
-        self.norm_2.backward(pass, dy, kept.norm_2, dresidual, Accumulate::Add)?;
-
-        let dattention = pass.before_dropout(dresidual, ddelta, self.dropouts[0])?;
-        let scratch = buffers.attention.rows(pass);
-        let streams = Streams { x: kept.norm_1.y, memory: None, lengths: Some(lengths) };
-        self.attention.backward(pass, streams, [kept.attention, scratch], dattention, dy, None)?;
-        self.norm_1.backward(pass, dy, kept.norm_1, dresidual, Accumulate::Add)
     }
 }

@@ -20,11 +20,11 @@ use sparse24_core::{
 use super::{Extents, Model, Sparsify};
 use crate::{
     Error,
-    backend::{Backend, Tensor, op::Copy},
+    backend::{Backend, Tensor},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations,
-        FfnSpec, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction, PredictionHead,
-        SequenceHead, SequenceHeadSpec, Sparsity,
+        Bias, BlockInputs, Builder, Norm, NormActivations, Pass, PatchEmbedding, Patches,
+        PreNormBlock, PreNormGradients, PreNormSpec, Prediction, PredictionHead, SequenceHead,
+        SequenceHeadSpec,
     },
     objective::Batch,
 };
@@ -107,19 +107,20 @@ impl DeitSpec {
         Ok(())
     }
 
-    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
-        let sparsity = match self.sparsify {
-            Sparsify::Ffn => Sparsity::Dense,
-            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
-        };
-        AttentionSpec {
-            names,
-            d_model: self.d_model,
-            heads: self.heads,
+    fn block(&self) -> PreNormSpec {
+        let &Self { d_model, heads, d_ff, activation, .. } = self;
+        PreNormSpec {
+            prefix: "blocks",
+            names: ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"],
+            d_model,
+            heads,
+            d_ff,
+            activation,
             mask: AttentionMask::Full,
-            bias: Bias::Present,
+            biases: [Bias::Present; 2],
+            epsilon: EPSILON,
             deviations: [DEVIATION; 2],
-            sparsity,
+            sparsity: self.sparsify.attention(),
         }
     }
 }
@@ -128,7 +129,7 @@ impl DeitSpec {
 #[derive(Debug)]
 pub struct Deit {
     embedding: PatchEmbedding,
-    blocks: Vec<Block>,
+    blocks: Vec<PreNormBlock>,
     /// Stochastic depth of the two half blocks of each block.
     paths: Vec<[Dropout; 2]>,
     norm: Norm,
@@ -139,20 +140,7 @@ pub struct Deit {
     delta: Tensor,
     last: NormActivations,
     dropout: Site,
-    gradients: Gradients,
-}
-
-/// Gradients of activations; all blocks share them.
-#[derive(Debug, Clone, Copy)]
-struct Gradients {
-    /// The residual stream's.
-    residual: Tensor,
-    /// A norm output's.
-    y: Tensor,
-    /// That of a half block's output, where it differs from the residual stream's.
-    delta: Tensor,
-    attention: AttentionActivations,
-    ffn: FfnActivations,
+    gradients: PreNormGradients,
 }
 
 /// Whether half blocks of an image may be dropped.
@@ -175,7 +163,10 @@ impl Deit {
         let dropout = builder.dropout_site();
         let [embedded, delta] = ["embedded", "delta"].map(|name| builder.activation(name, d_model));
         let (embedded, delta) = (embedded?, delta?);
-        let blocks = (0..spec.layers).map(|layer| Block::new(builder, spec, layer));
+        let blocks = (0..spec.layers).map(|layer| {
+            let x = builder.activation(&format!("blocks.{layer}.x"), d_model)?;
+            PreNormBlock::new(builder, &spec.block(), layer, x, None)
+        });
         let blocks = blocks.collect::<Result<Vec<_>, _>>()?;
         let norm = Norm::new(builder, "norm", d_model, Bias::Present, EPSILON)?;
         let x = builder.activation("norm x", d_model)?;
@@ -195,22 +186,18 @@ impl Deit {
             [0, 1].map(|_| Dropout { p, site: builder.dropout_site() })
         });
         let paths = paths.collect();
-        let mut activation = |name| builder.activation(name, d_model);
-        let (residual, y, ddelta) = (activation("dx")?, activation("dy")?, activation("ddelta")?);
-        let names = ["qkv", "proj"].map(str::to_owned);
-        let attention = Attention::activations(builder, "d", &spec.attention(&names))?;
-        let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
-        let gradients = Gradients { residual, y, delta: ddelta, attention, ffn };
+        let gradients = PreNormGradients::new(builder, &spec.block())?;
         Ok(Self { embedding, blocks, paths, norm, head, embedded, delta, last, dropout, gradients })
     }
 
-    /// The stochastic depth of every block.
-    fn paths(
+    /// What every block reads besides its stream: its stochastic depth.
+    fn inputs(
         &self,
         depth: Depth,
-    ) -> impl DoubleEndedIterator<Item = [Option<Dropout>; 2]> + ExactSizeIterator {
-        self.paths.iter().map(move |paths| {
-            paths.map(|path| (depth == Depth::Stochastic && path.p > 0.0).then_some(path))
+    ) -> impl DoubleEndedIterator<Item = BlockInputs> + ExactSizeIterator {
+        self.paths.iter().map(move |paths| BlockInputs {
+            lengths: None,
+            paths: paths.map(|path| (depth == Depth::Stochastic && path.p > 0.0).then_some(path)),
         })
     }
 
@@ -223,8 +210,8 @@ impl Deit {
             pass.drop_in_place(embedded, self.dropout)?;
             pass.drop_in_place(delta, self.dropout)?;
         }
-        for (block, paths) in self.blocks.iter().zip(self.paths(depth)) {
-            stream = block.forward(pass, stream, delta, paths)?;
+        for (block, inputs) in self.blocks.iter().zip(self.inputs(depth)) {
+            stream = block.forward(pass, Some(stream), delta, inputs)?;
         }
         let last = self.last.rows(pass);
         self.norm.forward_residual(pass, stream, delta, last)?;
@@ -242,12 +229,12 @@ impl Model for Deit {
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
         let x = self.forward(pass, Depth::Stochastic)?;
-        let Gradients { residual, y, .. } = self.gradients;
+        let PreNormGradients { residual, y, .. } = self.gradients;
         let [dx, dy] = [residual, y].map(|buffer| pass.rows(buffer));
         self.head.loss_and_gradient(pass, x, dy)?;
         self.norm.backward(pass, dy, self.last.rows(pass), dx, Accumulate::Overwrite)?;
-        for (block, paths) in self.blocks.iter().zip(self.paths(Depth::Stochastic)).rev() {
-            block.backward(pass, &self.gradients, paths)?;
+        for (block, inputs) in self.blocks.iter().zip(self.inputs(Depth::Stochastic)).rev() {
+            block.backward(pass, &self.gradients, pass.rows(self.delta), inputs)?;
         }
         pass.drop_in_place(dx, self.dropout)?;
         self.embedding.backward(pass, dx)
@@ -264,120 +251,5 @@ impl Model for Deit {
 
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
         self.head.outputs(pass)
-    }
-}
-
-/// x = x + path(attention(norm_1(x))); x = x + path(mlp(norm_2(x))).
-#[derive(Debug)]
-struct Block {
-    norm_1: Norm,
-    attention: Attention,
-    norm_2: Norm,
-    mlp: Ffn,
-    /// Dropout of the outputs of attention and mlp.
-    dropouts: [Site; 2],
-    kept: Kept,
-}
-
-/// Activations that a block keeps for its backward pass.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    norm_1: NormActivations,
-    attention: AttentionActivations,
-    norm_2: NormActivations,
-    mlp: FfnActivations,
-}
-
-impl Kept {
-    fn rows(self, pass: &Pass<'_>) -> Self {
-        Self {
-            norm_1: self.norm_1.rows(pass),
-            attention: self.attention.rows(pass),
-            norm_2: self.norm_2.rows(pass),
-            mlp: self.mlp.rows(pass),
-        }
-    }
-}
-
-impl Block {
-    fn new(builder: &mut Builder<'_>, spec: DeitSpec, layer: usize) -> Result<Self, Error> {
-        let DeitSpec { d_model, d_ff, activation, .. } = spec;
-        let of = |part: &str| format!("blocks.{layer}.{part}");
-        let bias = Bias::Present;
-        let norm_1 = Norm::new(builder, &of("norm1"), d_model, bias, EPSILON)?;
-        let names = ["attn.qkv", "attn.proj"].map(of);
-        let attention_spec = spec.attention(&names);
-        let attention = Attention::new(builder, &attention_spec)?;
-        let norm_2 = Norm::new(builder, &of("norm2"), d_model, bias, EPSILON)?;
-        let (names, deviations) = (["mlp.fc1", "mlp.fc2"].map(of), [DEVIATION; 2]);
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
-        let mlp = Ffn::new(builder, mlp)?;
-        let dropouts = [builder.dropout_site(), builder.dropout_site()];
-        let mut kept_norm = |part: &str| {
-            let x = builder.activation(&of(&format!("{part} x")), d_model)?;
-            NormActivations::new(builder, &of(part), x)
-        };
-        let (kept_1, kept_2) = (kept_norm("norm1")?, kept_norm("norm2")?);
-        let kept = Kept {
-            norm_1: kept_1,
-            attention: Attention::activations(builder, &of("attn"), &attention_spec)?,
-            norm_2: kept_2,
-            mlp: FfnActivations::new(builder, &of("mlp"), d_ff, activation)?,
-        };
-        Ok(Self { norm_1, attention, norm_2, mlp, dropouts, kept })
-    }
-
-    /// Leaves the block's output in `delta`, to be added to the stream that it returns. `stream` is
-    /// the stream before `delta` is added.
-    fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        stream: Tensor,
-        delta: Tensor,
-        paths: [Option<Dropout>; 2],
-    ) -> Result<Tensor, Error> {
-        let kept = self.kept.rows(pass);
-        let drop = |pass: &mut Pass<'_>, half: usize| {
-            pass.drop_in_place(delta, self.dropouts[half])?;
-            paths[half].map_or(Ok(()), |path| pass.drop_sequences(delta, path))
-        };
-        self.norm_1.forward_residual(pass, stream, delta, kept.norm_1)?;
-        self.attention.forward(pass, kept.norm_1.y.into(), kept.attention, delta)?;
-        drop(pass, 0)?;
-        self.norm_2.forward_residual(pass, kept.norm_1.x, delta, kept.norm_2)?;
-        self.mlp.forward_up(pass, kept.norm_2.y, kept.mlp)?;
-        self.mlp.forward_down(pass, kept.mlp, delta)?;
-        drop(pass, 1)?;
-        Ok(kept.norm_2.x)
-    }
-
-    /// The gradient of the residual stream: in, of the block's output; out, of its input.
-    fn backward(
-        &self,
-        pass: &mut Pass<'_>,
-        buffers: &Gradients,
-        paths: [Option<Dropout>; 2],
-    ) -> Result<(), Error> {
-        let kept = self.kept.rows(pass);
-        let [dx, dy, ddelta] =
-            [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
-        let before_drop = |pass: &mut Pass<'_>, half: usize| match paths[half] {
-            None => pass.before_dropout(dx, ddelta, self.dropouts[half]),
-            Some(path) => {
-                pass.run(Copy { from: dx, to: ddelta })?;
-                pass.drop_sequences(ddelta, path)?;
-                pass.drop_in_place(ddelta, self.dropouts[half])?;
-                Ok(ddelta)
-            }
-        };
-        let dmlp = before_drop(pass, 1)?;
-        let scratch = buffers.ffn.rows(pass);
-        self.mlp.backward(pass, kept.norm_2.y, kept.mlp, dmlp, scratch, dy)?;
-        self.norm_2.backward(pass, dy, kept.norm_2, dx, Accumulate::Add)?;
-        let dattention = before_drop(pass, 0)?;
-        let activations = [kept.attention, buffers.attention.rows(pass)];
-        let x = kept.norm_1.y.into();
-        self.attention.backward(pass, x, activations, dattention, dy, None)?;
-        self.norm_1.backward(pass, dy, kept.norm_1, dx, Accumulate::Add)
     }
 }

@@ -20,9 +20,9 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, PredictionHead,
-        SequenceHeadSpec, Sparsity,
+        Bias, BlockInputs, Builder, Embedding, Head, Norm, NormActivations, Pass,
+        PreNormActivations, PreNormBlock, PreNormGradients, PreNormSpec, Prediction,
+        PredictionHead, SequenceHeadSpec,
     },
     objective::Batch,
 };
@@ -66,7 +66,7 @@ const EPSILON: f32 = 1e-5;
 #[derive(Debug)]
 pub struct Gpt2 {
     embedding: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<PreNormBlock>,
     norm: Norm,
     head: Box<dyn PredictionHead>,
     tokens: Tensor,
@@ -76,20 +76,7 @@ pub struct Gpt2 {
     delta: Tensor,
     last: NormActivations,
     dropout: Site,
-    gradients: Gradients,
-}
-
-/// Gradients of activations; all blocks share them.
-#[derive(Debug, Clone, Copy)]
-struct Gradients {
-    /// The residual stream's.
-    residual: Tensor,
-    /// A norm output's.
-    y: Tensor,
-    /// `delta`'s, where dropout makes it differ from the residual stream's.
-    delta: Tensor,
-    attention: AttentionActivations,
-    ffn: FfnActivations,
+    gradients: PreNormGradients,
 }
 
 impl Gpt2 {
@@ -109,7 +96,7 @@ impl Gpt2 {
             ActivationCheckpointing::None => None,
             ActivationCheckpointing::Blocks => {
                 let x = builder.activation("block.x", d)?;
-                Some(Kept::new(builder, "block", spec, x)?)
+                Some(PreNormActivations::new(builder, "block", &spec.block(), x)?)
             }
         };
         let mut blocks = Vec::new();
@@ -118,7 +105,10 @@ impl Gpt2 {
                 0 => embedded,
                 _ => builder.activation(&format!("h.{layer}.x"), d)?,
             };
-            blocks.push(Block::new(builder, spec, layer, x, shared)?);
+            let block = PreNormBlock::new(builder, &spec.block(), layer, x, shared)?;
+            // The last block's activations are still there when the backward pass starts.
+            let is_recomputed = shared.is_some() && layer + 1 < spec.layers;
+            blocks.push(if is_recomputed { block.recomputed() } else { block });
         }
         let norm = Norm::new(builder, "ln_f", d, spec.bias, EPSILON)?;
         let x = builder.activation("ln_f x", d)?;
@@ -135,20 +125,7 @@ impl Gpt2 {
         };
         let tokens = [builder.batch().tokens(), 1];
         let tokens = builder.tensor("tokens", tokens, DType::U32, Region::Activations)?;
-        let [residual, y, ddelta] = ["dresidual", "dy", "ddelta"].map(|name| (name, d));
-        let mut activation = |(name, columns)| builder.activation(name, columns);
-        let (residual, y, ddelta) = (activation(residual)?, activation(y)?, activation(ddelta)?);
-        let (qkv, o) = (activation(("dqkv", 3 * d))?, activation(("do", d))?);
-        let z = activation(("dz", spec.d_ff * spec.activation.columns_in()))?;
-        let h = [builder.batch().tokens(), spec.d_ff];
-        let h = builder.tensor("dh", h, DType::Activation, Region::Scratch)?;
-        let gradients = Gradients {
-            residual,
-            y,
-            delta: ddelta,
-            attention: AttentionActivations { q: qkv, kv: None, o, lse: o },
-            ffn: FfnActivations { z, h },
-        };
+        let gradients = PreNormGradients::new(builder, &spec.block())?;
         let model = Self {
             embedding,
             blocks,
@@ -172,7 +149,7 @@ impl Gpt2 {
         pass.drop_in_place(embedded, self.dropout)?;
         let mut stream = None;
         for block in &self.blocks {
-            stream = Some(block.forward(pass, stream, delta)?);
+            stream = Some(block.forward(pass, stream, delta, BlockInputs::default())?);
         }
         let last = self.last.rows(pass);
         self.norm.forward_residual(pass, stream.unwrap_or(embedded), delta, last)?;
@@ -195,7 +172,8 @@ impl Model for Gpt2 {
         pass.run(Fill { to: residual, value: 0.0 })?;
         self.norm.backward(pass, dy, self.last.rows(pass), residual, Accumulate::Add)?;
         for block in self.blocks.iter().rev() {
-            block.backward(pass, &self.gradients, pass.rows(self.delta))?;
+            let delta = pass.rows(self.delta);
+            block.backward(pass, &self.gradients, delta, BlockInputs::default())?;
         }
         pass.drop_in_place(residual, self.dropout)?;
         self.embedding.backward(pass, pass.rows(self.tokens), residual, self.head.sharing())
@@ -221,55 +199,6 @@ impl Model for Gpt2 {
     }
 }
 
-/// x = x + attention(ln_1(x)); x = x + mlp(ln_2(x)).
-#[derive(Debug)]
-struct Block {
-    ln_1: Norm,
-    attention: Attention,
-    ln_2: Norm,
-    mlp: Ffn,
-    /// Dropout of the outputs of attention and mlp.
-    dropouts: [Site; 2],
-    kept: Kept,
-    /// Whether later blocks overwrite what it kept, so that the backward pass computes it again.
-    recomputed: bool,
-}
-
-/// Activations that a block keeps for its backward pass.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    ln_1: NormActivations,
-    attention: AttentionActivations,
-    ln_2: NormActivations,
-    mlp: FfnActivations,
-}
-
-impl Kept {
-    fn new(
-        builder: &mut Builder<'_>,
-        name: &str,
-        spec: Gpt2Spec,
-        x: Tensor,
-    ) -> Result<Self, Error> {
-        let names = ["c_attn", "c_proj"].map(str::to_owned);
-        let ln_1 = NormActivations::new(builder, &format!("{name}.ln_1"), x)?;
-        let attention = Attention::activations(builder, name, &spec.attention(&names))?;
-        let middle = builder.activation(&format!("{name}.ln_2 x"), spec.d_model)?;
-        let ln_2 = NormActivations::new(builder, &format!("{name}.ln_2"), middle)?;
-        let mlp = FfnActivations::new(builder, name, spec.d_ff, spec.activation)?;
-        Ok(Self { ln_1, attention, ln_2, mlp })
-    }
-
-    fn rows(self, pass: &Pass<'_>) -> Self {
-        Self {
-            ln_1: self.ln_1.rows(pass),
-            attention: self.attention.rows(pass),
-            ln_2: self.ln_2.rows(pass),
-            mlp: self.mlp.rows(pass),
-        }
-    }
-}
-
 impl Gpt2Spec {
     pub(super) fn extents(&self) -> Extents {
         let &Self { layers, heads, d_model, d_ff, sequence_length: longest, .. } = self;
@@ -277,110 +206,20 @@ impl Gpt2Spec {
         Extents { layers, heads, d_model, d_ff, longest, activation, bias }
     }
 
-    fn deviations(&self) -> [f32; 2] {
-        [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()]
-    }
-
-    fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
-        let sparsity = match self.sparsify {
-            Sparsify::Ffn => Sparsity::Dense,
-            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
-        };
-        AttentionSpec {
-            names,
-            d_model: self.d_model,
-            heads: self.heads,
+    fn block(&self) -> PreNormSpec {
+        let &Self { d_model, heads, d_ff, activation, bias, .. } = self;
+        PreNormSpec {
+            prefix: "h",
+            names: ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"],
+            d_model,
+            heads,
+            d_ff,
+            activation,
             mask: AttentionMask::Causal,
-            bias: self.bias,
-            deviations: self.deviations(),
-            sparsity,
+            biases: [bias; 2],
+            epsilon: EPSILON,
+            deviations: [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()],
+            sparsity: self.sparsify.attention(),
         }
-    }
-}
-
-impl Block {
-    fn new(
-        builder: &mut Builder<'_>,
-        spec: Gpt2Spec,
-        layer: usize,
-        x: Tensor,
-        shared: Option<Kept>,
-    ) -> Result<Self, Error> {
-        let Gpt2Spec { d_model, d_ff, activation, bias, .. } = spec;
-        let of = |part: &str| format!("h.{layer}.{part}");
-        let ln_1 = Norm::new(builder, &of("ln_1"), d_model, bias, EPSILON)?;
-        let names = ["attn.c_attn", "attn.c_proj"].map(of);
-        let attention = Attention::new(builder, &spec.attention(&names))?;
-        let ln_2 = Norm::new(builder, &of("ln_2"), d_model, bias, EPSILON)?;
-        let names = ["mlp.c_fc", "mlp.c_proj"].map(of);
-        let deviations = spec.deviations();
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
-        let mlp = Ffn::new(builder, mlp)?;
-        let dropouts = [builder.dropout_site(), builder.dropout_site()];
-        let kept = match shared {
-            None => Kept::new(builder, &format!("h.{layer}"), spec, x)?,
-            Some(shared) => Kept { ln_1: NormActivations { x, ..shared.ln_1 }, ..shared },
-        };
-        // The last block's activations are still there when the backward pass starts.
-        let recomputed = shared.is_some() && layer + 1 < spec.layers;
-        Ok(Self { ln_1, attention, ln_2, mlp, dropouts, kept, recomputed })
-    }
-
-    /// Leaves the block's output in `delta`, to be added to the stream that it returns. `stream` is
-    /// the stream before the previous block's output was added; none for the first block.
-    fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        stream: Option<Tensor>,
-        delta: Tensor,
-    ) -> Result<Tensor, Error> {
-        let kept = self.kept.rows(pass);
-        self.forward_kept(pass, stream, kept, delta)?;
-        self.mlp.forward_down(pass, kept.mlp, delta)?;
-        pass.drop_in_place(delta, self.dropouts[1])?;
-        Ok(kept.ln_2.x)
-    }
-
-    /// Everything that the backward pass reads.
-    fn forward_kept(
-        &self,
-        pass: &mut Pass<'_>,
-        stream: Option<Tensor>,
-        kept: Kept,
-        delta: Tensor,
-    ) -> Result<(), Error> {
-        match stream {
-            None => self.ln_1.forward(pass, kept.ln_1)?,
-            Some(stream) => self.ln_1.forward_residual(pass, stream, delta, kept.ln_1)?,
-        }
-        self.attention.forward(pass, kept.ln_1.y.into(), kept.attention, delta)?;
-        pass.drop_in_place(delta, self.dropouts[0])?;
-        self.ln_2.forward_residual(pass, kept.ln_1.x, delta, kept.ln_2)?;
-        self.mlp.forward_up(pass, kept.ln_2.y, kept.mlp)
-    }
-
-    /// The gradient of the residual stream: in, of the block's output; out, of its input.
-    fn backward(
-        &self,
-        pass: &mut Pass<'_>,
-        buffers: &Gradients,
-        delta: Tensor,
-    ) -> Result<(), Error> {
-        let kept = self.kept.rows(pass);
-        if self.recomputed {
-            self.forward_kept(pass, None, kept, delta)?;
-        }
-        let [dresidual, dy, ddelta] =
-            [buffers.residual, buffers.y, buffers.delta].map(|buffer| pass.rows(buffer));
-        let dmlp = pass.before_dropout(dresidual, ddelta, self.dropouts[1])?;
-        let scratch = buffers.ffn.rows(pass);
-        self.mlp.backward(pass, kept.ln_2.y, kept.mlp, dmlp, scratch, dy)?;
-        self.ln_2.backward(pass, dy, kept.ln_2, dresidual, Accumulate::Add)?;
-        let dattention = pass.before_dropout(dresidual, ddelta, self.dropouts[0])?;
-        let AttentionActivations { q, o, .. } = buffers.attention;
-        let scratch = AttentionActivations { q: pass.rows(q), o: pass.rows(o), ..kept.attention };
-        let x = kept.ln_1.y.into();
-        self.attention.backward(pass, x, [kept.attention, scratch], dattention, dy, None)?;
-        self.ln_1.backward(pass, dy, kept.ln_1, dresidual, Accumulate::Add)
     }
 }
