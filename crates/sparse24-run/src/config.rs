@@ -16,12 +16,14 @@ use crate::{
     data::{self, Tokenizer, TokenizerKind},
     images::{Augmentation, ImageSource},
     task::{self, Layout, TASKS, Task, TaskSource},
+    translation::PairSource,
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
     model::{
         ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, deit, gpt2,
+        transformer,
     },
     nn::Bias,
 };
@@ -108,7 +110,7 @@ pub struct ModelConfig {
     /// Probability in [0, 1) that a DeiT's last block drops a half block; 0 in its first, linear.
     #[serde(default)]
     pub drop_path: f32,
-    /// Label smoothing of a DeiT's training loss, in [0, 1).
+    /// Label smoothing of the training loss of a DeiT or a Transformer, in [0, 1).
     #[serde(default)]
     pub label_smoothing: f32,
     /// Linear layers that a method may prune.
@@ -126,6 +128,7 @@ impl ModelConfig {
             ModelKind::Bert => bert::TOKEN_TABLE,
             ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
             ModelKind::Deit => deit::CLASS_TABLE,
+            ModelKind::Transformer => transformer::TOKEN_TABLE,
         }
     }
 
@@ -136,15 +139,9 @@ impl ModelConfig {
         self.with_mask(data, has_mask)
     }
 
-    /// Like [`Self::vocabulary`], for data that are not read.
-    #[must_use]
-    pub fn usual_vocabulary(&self, tokenizer: TokenizerKind) -> usize {
-        self.with_mask(tokenizer.usual_vocabulary(), tokenizer == TokenizerKind::WordPiece)
-    }
-
     fn with_mask(&self, data: u32, has_mask: bool) -> usize {
         let needs_mask = match self.kind {
-            ModelKind::Gpt2 | ModelKind::Deit => false,
+            ModelKind::Gpt2 | ModelKind::Deit | ModelKind::Transformer => false,
             ModelKind::Bert | ModelKind::CrammedBert => true,
         };
         data as usize + usize::from(needs_mask && !has_mask)
@@ -165,6 +162,8 @@ pub enum ModelKind {
     CrammedBert,
     /// DeiT: a classifier of images.
     Deit,
+    /// The encoder-decoder Transformer, which translates.
+    Transformer,
 }
 
 impl ModelKind {
@@ -175,6 +174,7 @@ impl ModelKind {
             ModelSpec::Bert(_) => Self::Bert,
             ModelSpec::CrammedBert(_) => Self::CrammedBert,
             ModelSpec::Deit(_) => Self::Deit,
+            ModelSpec::Transformer(_) => Self::Transformer,
             _ => Self::Gpt2,
         }
     }
@@ -198,12 +198,22 @@ pub struct BatchConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
+    /// A text file, a folder of them, or prepared shards; of a Transformer, a folder of sentence
+    /// pairs. Empty is the embedded corpus.
     pub path: String,
     /// How text becomes tokens.
     pub tokenizer: TokenizerKind,
     /// Share of the text, at its end, that is the validation split.
     pub validation_share: f64,
+    /// Language of the sources of a Transformer, as their files end.
+    #[serde(default)]
+    pub source: String,
+    /// Language of the targets.
+    #[serde(default)]
+    pub target: String,
+    /// The most tokens of a Transformer's vocabulary, if it is trained; 0 is 32768.
+    #[serde(default)]
+    pub vocabulary: u32,
 }
 
 /// The task of a fine-tuning.
@@ -264,7 +274,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 31] = [
+pub(crate) const UNSET: [(&str, &str); 34] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.classes", "[]"),
@@ -283,6 +293,9 @@ pub(crate) const UNSET: [(&str, &str); 31] = [
     ("model.patch_size", "0"),
     ("model.drop_path", "0.0"),
     ("model.label_smoothing", "0.0"),
+    ("data.source", "\"\""),
+    ("data.target", "\"\""),
+    ("data.vocabulary", "0"),
     ("augmentation.repeats", "0"),
     ("augmentation.flip", "0.0"),
     ("augmentation.rand_augment", "0.0"),
@@ -421,8 +434,8 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
-            // DeiT has no task of texts, which the check refuses.
-            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => Layout::Bert,
+            // The others have no task of texts, which the check refuses.
+            _ => Layout::Bert,
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);
@@ -438,6 +451,31 @@ impl Config {
         let ModelConfig { kind, image_size: size, patch_size: patch, .. } = self.model;
         let (folder, augmentation) = (PathBuf::from(&self.data.path), self.augmentation);
         (kind == ModelKind::Deit).then_some(ImageSource { folder, size, patch, augmentation })
+    }
+
+    /// Token ids of the model, for data that are not read.
+    #[must_use]
+    pub fn usual_vocabulary(&self) -> usize {
+        let DataConfig { tokenizer, vocabulary, .. } = self.data;
+        let usual = match vocabulary {
+            0 => tokenizer.usual_vocabulary(),
+            most => most,
+        };
+        self.model.with_mask(usual, tokenizer == TokenizerKind::WordPiece)
+    }
+
+    /// The sentence pairs of a Transformer.
+    #[must_use]
+    pub fn pair_source(&self) -> Option<PairSource> {
+        let DataConfig { path, tokenizer: kind, source, target, vocabulary, .. } = &self.data;
+        let source = || PairSource {
+            folder: path.into(),
+            languages: [source.clone(), target.clone()],
+            kind: *kind,
+            vocabulary: *vocabulary,
+            longest: self.model.sequence_length,
+        };
+        (self.model.kind == ModelKind::Transformer).then(source)
     }
 
     /// Tokens per sequence of a batch.

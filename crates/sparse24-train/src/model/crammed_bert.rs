@@ -17,7 +17,7 @@ use sparse24_core::{op::Accumulate, philox::Site};
 
 use super::{
     BertSpec, Model,
-    bert::{DEVIATION, EPSILON},
+    bert::{EPSILON, INIT},
     masked_head::MaskedHead,
 };
 use crate::{
@@ -73,7 +73,7 @@ impl CrammedBert {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let tokens = (TOKEN_TABLE, vocabulary);
         let positions = ("embedding.pos_embedding.scale_factor", sequence_length);
-        let embedding = Embedding::with_sinusoids(builder, tokens, positions, d, DEVIATION)?;
+        let embedding = Embedding::with_sinusoids(builder, tokens, positions, d, INIT)?;
         let norm = Norm::new(builder, "embedding.norm", d, Bias::Present, EPSILON)?;
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
@@ -233,8 +233,8 @@ impl Block {
         let attention = Attention::new(builder, &attention_spec)?;
         let norm_2 = Norm::new(builder, &of("norm2"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["ffn.dense_in", "ffn.dense_out"].map(of), Bias::Absent);
-        let deviations = [DEVIATION; 2];
-        let ffn = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let init = [INIT; 2];
+        let ffn = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let ffn = Ffn::new(builder, ffn)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];
         let middle = builder.activation(&of("norm2 x"), d_model)?;

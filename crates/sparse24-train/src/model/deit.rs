@@ -17,14 +17,14 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify};
+use super::{Extents, Model, Sparsify, check_rate};
 use crate::{
     Error,
     backend::{Backend, Tensor, op::Copy},
     nn::{
         Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations,
-        FfnSpec, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction, PredictionHead,
-        SequenceHead, SequenceHeadSpec, Sparsity,
+        FfnSpec, Init, Norm, NormActivations, Pass, PatchEmbedding, Patches, Prediction,
+        PredictionHead, SequenceHead, SequenceHeadSpec, Sparsity,
     },
     objective::Batch,
 };
@@ -59,8 +59,8 @@ pub struct DeitSpec {
 /// The parameter whose rows are the classes.
 pub const CLASS_TABLE: &str = "head.weight";
 
-/// Standard deviation of the initial weights.
-const DEVIATION: f32 = 0.02;
+/// The initial weights.
+const INIT: Init = Init::Normal(0.02);
 
 /// Added to the variances of norms.
 const EPSILON: f32 = 1e-6;
@@ -97,14 +97,8 @@ impl DeitSpec {
             let expected = format!("{longest}, a class token and the patches of an image");
             return refuse("model.sequence_length", &expected, &sequence_length);
         }
-        for (key, rate) in
-            [("model.drop_path", drop_path), ("model.label_smoothing", label_smoothing)]
-        {
-            if !(0.0..1.0).contains(&rate) {
-                return refuse(key, "a number in [0, 1)", &rate);
-            }
-        }
-        Ok(())
+        check_rate("model.drop_path", drop_path)?;
+        check_rate("model.label_smoothing", label_smoothing)
     }
 
     fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
@@ -118,7 +112,7 @@ impl DeitSpec {
             heads: self.heads,
             mask: AttentionMask::Full,
             bias: Bias::Present,
-            deviations: [DEVIATION; 2],
+            init: [INIT; 2],
             sparsity,
         }
     }
@@ -171,7 +165,7 @@ impl Deit {
     /// Sparsifiable shapes must consist of 4x4 tiles.
     pub fn new(builder: &mut Builder<'_>, spec: DeitSpec) -> Result<Self, Error> {
         let d_model = spec.d_model;
-        let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, DEVIATION)?;
+        let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, INIT)?;
         let dropout = builder.dropout_site();
         let [embedded, delta] = ["embedded", "delta"].map(|name| builder.activation(name, d_model));
         let (embedded, delta) = (embedded?, delta?);
@@ -185,7 +179,7 @@ impl Deit {
             bias: Bias::Present,
             pooler: None,
             d_model,
-            deviation: DEVIATION,
+            init: INIT,
             prediction: Prediction::Class(spec.classes),
         };
         let head = SequenceHead::new(builder, head)?.mixed(builder, spec.label_smoothing)?;
@@ -309,8 +303,8 @@ impl Block {
         let attention_spec = spec.attention(&names);
         let attention = Attention::new(builder, &attention_spec)?;
         let norm_2 = Norm::new(builder, &of("norm2"), d_model, bias, EPSILON)?;
-        let (names, deviations) = (["mlp.fc1", "mlp.fc2"].map(of), [DEVIATION; 2]);
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let (names, init) = (["mlp.fc1", "mlp.fc2"].map(of), [INIT; 2]);
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let mlp = Ffn::new(builder, mlp)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];
         let mut kept_norm = |part: &str| {

@@ -21,8 +21,8 @@ use crate::{
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
         Attention, AttentionActivations, AttentionSpec, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Norm, NormActivations, Pass, Prediction, PredictionHead,
-        SequenceHeadSpec, Sparsity,
+        FfnActivations, FfnSpec, Head, Init, Norm, NormActivations, Pass, Prediction,
+        PredictionHead, SequenceHeadSpec, Sparsity,
     },
     objective::Batch,
 };
@@ -101,7 +101,8 @@ impl Gpt2 {
     ) -> Result<Self, Error> {
         let d = spec.d_model;
         let tables = ((TOKEN_TABLE, spec.vocabulary), ("wpe.weight", spec.sequence_length));
-        let embedding = Embedding::new(builder, tables.0, Some(tables.1), d, DEVIATION)?;
+        let embedding =
+            Embedding::new(builder, tables.0, Some(tables.1), d, Init::Normal(DEVIATION))?;
         let dropout = builder.dropout_site();
         let embedded = builder.activation("embedded", d)?;
         let delta = builder.activation("delta", d)?;
@@ -128,8 +129,8 @@ impl Gpt2 {
             None => Box::new(Head::tied(builder, &embedding, rows)?),
             Some(prediction) => {
                 let (name, bias, pooler) = ("score", Bias::Absent, None);
-                let (d_model, deviation) = (d, DEVIATION);
-                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                let (d_model, init) = (d, Init::Normal(DEVIATION));
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, init, prediction };
                 spec.build(builder, last.y)?
             }
         };
@@ -277,8 +278,8 @@ impl Gpt2Spec {
         Extents { layers, heads, d_model, d_ff, longest, activation, bias }
     }
 
-    fn deviations(&self) -> [f32; 2] {
-        [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()]
+    fn init(&self) -> [Init; 2] {
+        [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()].map(Init::Normal)
     }
 
     fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
@@ -292,7 +293,7 @@ impl Gpt2Spec {
             heads: self.heads,
             mask: AttentionMask::Causal,
             bias: self.bias,
-            deviations: self.deviations(),
+            init: self.init(),
             sparsity,
         }
     }
@@ -313,8 +314,8 @@ impl Block {
         let attention = Attention::new(builder, &spec.attention(&names))?;
         let ln_2 = Norm::new(builder, &of("ln_2"), d_model, bias, EPSILON)?;
         let names = ["mlp.c_fc", "mlp.c_proj"].map(of);
-        let deviations = spec.deviations();
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let init = spec.init();
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let mlp = Ffn::new(builder, mlp)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];
         let kept = match shared {
