@@ -40,9 +40,8 @@ pub fn embed_forward(
     Ok(())
 }
 
-/// Adds to row id of dwte scale times the sum of the rows of dout whose token is id, a row at a time,
-/// and to row t of dwpe the sum of the rows at position t, each in row order. Shapes as in
-/// [`embed_forward`].
+/// Adds to row id of dwte scale times each row of dout whose token is id, and to row t of dwpe each
+/// row at position t, in row order. Shapes as in [`embed_forward`].
 ///
 /// # Errors
 /// Like [`embed_forward`].
@@ -81,7 +80,7 @@ fn check_positions(
     Ok(())
 }
 
-/// Adds scale times row `row` of `x` to row `target(row)` of `sums`, in row order; a task is a stripe of
+/// Adds scale times row i of `x` to row `target(i)` of `sums`, in row order; a task is a stripe of
 /// columns.
 fn scatter(
     x: ArrayView2<'_, f32>,

@@ -581,6 +581,7 @@ impl Part {
 
     /// The part in a phase, for batches of a shape of their own.
     fn of_phase(self, phase: usize, shape: Option<BatchShape>) -> GraphId {
+        let shape = shape.map(|BatchShape { size, sequence_length }| [size, sequence_length]);
         GraphId { part: Self::ALL * phase + self as usize, shape }
     }
 }

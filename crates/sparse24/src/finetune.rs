@@ -85,21 +85,23 @@ pub(crate) struct Pretrained {
 
 impl Pretrained {
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let no_tokenizer = || {
-            let problem = format!("{}: has no tokenizer, so it cannot read text", path.display());
+        let no_tokenizer = |other: Option<String>| {
+            let other = other.unwrap_or_else(|| "has no tokenizer".to_owned());
+            let problem = format!("{}: {other}, so it cannot read text", path.display());
             Failure::new(Exit::Input, problem)
         };
         if !is_run(path) {
             let initial = Initial::import(path, None, Head::New)?;
             let remarks = initial.remarks(None);
             let (kind, shape) = (ModelKind::of(&initial.spec), initial.settings());
+            let other = initial.other_tokenizer();
             let (path, Initial { weights, spec, tokenizer, .. }) = (path.to_owned(), initial);
-            let tokenizer = tokenizer.ok_or_else(no_tokenizer)?;
+            let tokenizer = tokenizer.ok_or_else(|| no_tokenizer(other))?;
             remarks.iter().for_each(note);
             return Ok(Self { path, weights, spec, kind, preset: None, shape, tokenizer });
         }
         let mut model = Model::read(path)?;
-        let tokenizer = model.tokenizer.take().ok_or_else(no_tokenizer)?;
+        let tokenizer = model.tokenizer.take().ok_or_else(|| no_tokenizer(None))?;
         let settings = dotted(table_of(&model.config)).into_iter();
         let mut shape: Vec<String> = settings
             .filter(|(key, _)| key.starts_with("model.") || key == "data.tokenizer")

@@ -15,7 +15,7 @@ use sparse24_run::{
     Error,
     config::{Config, unknown},
     disk,
-    run::{Given, Provenance, Resume, Run, Scores, fingerprint, run_config},
+    run::{Damaged, Given, Provenance, Resume, Run, Scores, fingerprint, run_config},
     task::{TASKS, Task, find},
 };
 
@@ -206,7 +206,7 @@ fn trained(
 ) -> Result<Scores, Failure> {
     on_threads(&config.clone(), || {
         let run = if is_run(path) {
-            Run::resume(path, &Resume::default())?
+            Run::resume(path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
         } else {
             let examples = open(&config, &pretrained.tokenizer)?;
             note_examples(&config, &examples);

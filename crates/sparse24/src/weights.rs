@@ -183,14 +183,14 @@ impl Initial {
                      they belong together, unless the table of the model is padded"
                 ))
             }
-            (Some(FolderTokenizer::Other), None) => {
+            (Some(FolderTokenizer::Other(reason)), None) => {
                 let masks = match self.spec {
                     ModelSpec::Bert(_) => ", the last of which it takes for its mask",
                     _ => "",
                 };
                 Some(format!(
-                    "the folder's tokenizer is none of gpt2, byte and WordPiece, so the model has \
-                     none: it reads token ids, not text{masks}"
+                    "the folder's tokenizer is none of gpt2, byte and WordPiece ({reason}), so \
+                     the model has none: it reads token ids, not text{masks}"
                 ))
             }
             (Some(FolderTokenizer::Absent), None) => text.map(|tokenizer| {
@@ -207,6 +207,12 @@ impl Initial {
         let dropped = (!dropped.is_empty())
             .then(|| format!("left out {dropped}, for which the model has no place"));
         tokenizer.into_iter().chain(biases).chain(dropped).collect()
+    }
+
+    /// Why the tokenizer in its folder cannot be used, if there is one.
+    pub(crate) fn other_tokenizer(&self) -> Option<String> {
+        let Some(FolderTokenizer::Other(reason)) = &self.found else { return None };
+        Some(format!("has a tokenizer that is none of gpt2, byte and WordPiece ({reason})"))
     }
 
     /// The settings of its shape, each `key=value`.
@@ -247,16 +253,15 @@ impl Initial {
         }
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
-        let is_other = self.found == Some(FolderTokenizer::Other);
-        if is_other && dataset.tokenizer().is_some() {
-            let problem = "has a tokenizer that is none of gpt2, byte and WordPiece, so it cannot \
-                           read text; name prepared shards of its token ids";
-            return Err(self.refuse(problem));
-        }
-        if is_other && matches!(self.spec, ModelSpec::Bert(_)) {
-            let problem = "has a tokenizer that is none of gpt2, byte and WordPiece, so its mask \
-                           token is not known, and it cannot be pre-trained further";
-            return Err(self.refuse(problem));
+        if let Some(other) = self.other_tokenizer() {
+            if dataset.tokenizer().is_some() {
+                let advice = "it cannot read text; name prepared shards of its token ids";
+                return Err(self.refuse(&format!("{other}, so {advice}")));
+            }
+            if matches!(self.spec, ModelSpec::Bert(_)) {
+                let advice = "its mask token is not known, and it cannot be pre-trained further";
+                return Err(self.refuse(&format!("{other}, so {advice}")));
+            }
         }
         let has_mask = self.tokenizer.as_ref().is_some_and(|own| !own.special_tokens().is_empty());
         if has_mask && dataset.tokenizer().is_none() {

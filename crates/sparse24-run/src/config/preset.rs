@@ -14,6 +14,8 @@ use sparse24_train::{
     schedule::Decay,
 };
 
+mod transformer;
+
 /// A row of the table of presets.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
@@ -174,23 +176,22 @@ pub const PRESETS: [Preset; 16] = [
     Preset {
         name: "transformer-multi30k",
         summary: "4 + 4 layers, d_model 128: a Transformer for small translation corpora",
-        source: "Wu et al. 2021, \"Good for misconceived reasons\", arXiv 2105.14462 (Transformer-Tiny \
-            on Multi30k): d_ff 256, dropout 0.3, label smoothing 0.1, 4096 tokens a batch, 10,000 \
-            merges, Adam 5e-3 after 2000 steps of warm-up; but bytes are merged, and fst is the \
-            default, with the lambda of transformer-base",
+        source: "Wu et al. 2021, \"Good for misconceived reasons\", arXiv 2105.14462 \
+            (Transformer-Tiny on Multi30k): d_ff 256, dropout 0.3, label smoothing 0.1, 4096 \
+            tokens a batch, 10,000 merges, Adam 5e-3 after 2000 steps of warm-up from 1e-7; but \
+            bytes are merged, and fst is the default, with the lambda of transformer-base",
         corpus: Corpus::Named,
-        build: transformer_multi30k,
+        build: || transformer::multi30k(shakespeare_char_cpu()),
     },
     Preset {
         name: "transformer-base",
         summary: "Transformer-base: 6 + 6 layers, d_model 512, lambda 1e-6",
-        source: "fairseq, examples/translation and examples/scaling_nmt: Adam 7e-4, inverse square \
-            root after 4000 steps of warm-up from 1e-7, dropout 0.1, label smoothing 0.1, about \
-            25k tokens a step (Vaswani et al. 2017, arXiv 1706.03762), 100k steps; lambda from \
-            table 2 of Hu et al. 2024, arXiv 2404.01847; but one batch has 25k tokens of both \
-            languages with padding",
+        source: "fairseq (transformer_wmt_en_de in examples/translation_moe): Adam 7e-4, inverse \
+            square root after 4000 steps of warm-up from 1e-7, dropout 0.1, 100k steps; label \
+            smoothing 0.1 and about 25k tokens a step from Vaswani et al. 2017, arXiv 1706.03762; \
+            lambda from table 2 of Hu et al. 2024, arXiv 2404.01847; but padding counts as tokens",
         corpus: Corpus::Named,
-        build: transformer_base,
+        build: || transformer::base(shakespeare_char_cpu()),
     },
     gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
     gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
@@ -388,49 +389,6 @@ fn deit(d_model: usize, heads: usize, lambda: f32) -> Config {
     }
 }
 
-fn transformer_base() -> Config {
-    let base = shakespeare_char_cpu();
-    Config {
-        steps: 100_000,
-        model: ModelConfig {
-            kind: ModelKind::Transformer,
-            layers: 6,
-            heads: 8,
-            d_model: 512,
-            d_ff: 2048,
-            sequence_length: 256,
-            activation: Activation::Relu,
-            bias: true,
-            dropout: 0.1,
-            label_smoothing: 0.1,
-            ..base.model
-        },
-        method: MethodConfig::of("fst", 1e-6),
-        optimizer: OptimizerConfig {
-            name: OptimizerName::Adam,
-            learning_rate: 7e-4,
-            min_learning_rate: 0.0,
-            schedule: Decay::InverseSqrt,
-            warmup_steps: 4000,
-            warmup_learning_rate: 1e-7,
-            beta2: 0.98,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 0.0,
-            ..base.optimizer
-        },
-        batch: BatchConfig { size: 98, ..base.batch },
-        data: DataConfig {
-            tokenizer: TokenizerKind::Bpe,
-            source: "en".to_owned(),
-            target: "de".to_owned(),
-            ..base.data
-        },
-        run: RunConfig { eval_every: 1000, flip_every: 100, checkpoint_every: 1000, ..base.run },
-        ..base
-    }
-}
-
 fn deit_base() -> Config {
     let base = deit(768, 12, 1e-3);
     Config {
@@ -471,27 +429,6 @@ fn deit_cifar_cpu() -> Config {
         batch: BatchConfig { size: 32, gradient_accumulation_steps: 1, ..base.batch },
         augmentation: Augmentation { flip: 0.5, ..Augmentation::default() },
         run: RunConfig { eval_every: 500, flip_every: 10, checkpoint_every: 500, ..base.run },
-        ..base
-    }
-}
-
-fn transformer_multi30k() -> Config {
-    let base = transformer_base();
-    Config {
-        steps: 8000,
-        model: ModelConfig {
-            layers: 4,
-            heads: 4,
-            d_model: 128,
-            d_ff: 256,
-            sequence_length: 64,
-            dropout: 0.3,
-            ..base.model
-        },
-        optimizer: OptimizerConfig { learning_rate: 5e-3, warmup_steps: 2000, ..base.optimizer },
-        batch: BatchConfig { size: 64, ..base.batch },
-        data: DataConfig { vocabulary: 10_000, ..base.data },
-        run: RunConfig { eval_every: 250, flip_every: 50, checkpoint_every: 500, ..base.run },
         ..base
     }
 }

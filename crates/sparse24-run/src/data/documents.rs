@@ -360,6 +360,8 @@ impl Cutter<'_> {
     /// The text that follows is from here.
     fn place(&mut self, file: &Arc<Path>, at: At) {
         let start = self.batch.text.len();
+        // Without text after it, a place is of no use, and empty documents may be many.
+        self.batch.places.pop_if(|place| place.start == start);
         self.batch.places.push(Place { start, file: Arc::clone(file), at });
     }
 

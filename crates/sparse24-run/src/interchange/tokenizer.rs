@@ -49,8 +49,8 @@ pub enum FolderTokenizer {
     Absent,
     /// One of ours with the same tokens and merges, or WordPiece.
     Known(Tokenizer),
-    /// Any other, or damaged.
-    Other,
+    /// Any other, or damaged: the reason.
+    Other(String),
 }
 
 /// Reads the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`, or
@@ -100,8 +100,13 @@ fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error>
     let files = ["tokenizer.json", "vocab.txt"].map(|name| folder.join(name));
     let Some(path) = files.into_iter().find(|path| path.exists()) else {
         let pair = ["vocab.json", "merges.txt"].map(|name| folder.join(name).exists());
-        let is_absent = pair != [true; 2];
-        return Ok(if is_absent { FolderTokenizer::Absent } else { FolderTokenizer::Other });
+        return Ok(match pair {
+            [true, true] => {
+                let problem = "vocab.json and merges.txt hold other tokens or merges";
+                FolderTokenizer::Other(problem.to_owned())
+            }
+            _ => FolderTokenizer::Absent,
+        });
     };
     check_inside(&path)?;
     match Tokenizer::read(&path) {
@@ -113,7 +118,14 @@ fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error>
             }
             Ok(FolderTokenizer::Known(tokenizer))
         }
-        Ok(_) | Err(Error::File { .. }) => Ok(FolderTokenizer::Other),
+        Ok(tokenizer) => {
+            let kind = tokenizer.kind().name();
+            Ok(FolderTokenizer::Other(format!("tokenizer.json is one of sparse24, for `{kind}`")))
+        }
+        Err(Error::File { path, problem }) => {
+            let name = path.file_name().unwrap_or_default().display();
+            Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
+        }
         Err(error) => Err(error),
     }
 }
@@ -328,8 +340,15 @@ mod tests {
             write("vocab.json", model["vocab"].to_string());
             write("merges.txt", format!("#version: 0.2\n{}\n", lines.join("\n")));
             assert_eq!(found(), known);
+            let is_other = |reason: &str| {
+                let found = found();
+                assert!(
+                    matches!(&found, FolderTokenizer::Other(at) if at.contains(reason)),
+                    "{found:?}"
+                );
+            };
             write("merges.txt", "a b\n".to_owned());
-            assert_eq!(found(), FolderTokenizer::Other);
+            is_other("merges.txt");
             // The one file counts where both are.
             for merges in [&model["merges"], &merges] {
                 let model = json!({ "vocab": model["vocab"], "merges": merges });
@@ -337,9 +356,12 @@ mod tests {
                 assert_eq!(found(), known);
             }
             let long = " ".repeat(LONGEST as usize) + &json!({ "model": model }).to_string();
-            for other in [&*long, "{", "7", r#"{"model":{"vocab":{"a":0},"merges":[]}}"#] {
+            let unknown = r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
+            for (other, reason) in
+                [(&*long, "/model/type"), ("{", "EOF"), ("7", "/model/type"), (unknown, "BPE")]
+            {
                 write("tokenizer.json", other.to_owned());
-                assert_eq!(found(), FolderTokenizer::Other);
+                is_other(reason);
             }
         }
     }
@@ -379,23 +401,16 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let [masked, plain] = [bert(257), spec(257)];
-        let is = |model: &ModelSpec, expected| {
-            assert_eq!(folder_tokenizer(folder.path(), model).unwrap(), expected);
-        };
+        let found = |model: &ModelSpec| folder_tokenizer(folder.path(), model).unwrap();
         for model in [&masked, &plain] {
-            is(model, FolderTokenizer::Absent);
+            assert_eq!(found(model), FolderTokenizer::Absent);
         }
         let write =
             |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
         write("tokenizer.json", &files(&Tokenizer::Byte, &masked)[0].1);
-        let byte = FolderTokenizer::Known(Tokenizer::Byte);
-        for (model, expected) in [
-            (&masked, byte),
-            (&plain, FolderTokenizer::Other),
-            (&bert(258), FolderTokenizer::Other),
-            (&bert(256), FolderTokenizer::Other),
-        ] {
-            is(model, expected);
+        assert_eq!(found(&masked), FolderTokenizer::Known(Tokenizer::Byte));
+        for model in [&plain, &bert(258), &bert(256)] {
+            assert!(matches!(found(model), FolderTokenizer::Other(_)));
         }
     }
 
@@ -420,7 +435,11 @@ mod tests {
             let message = crate::error::problem(found(pieces as usize - 1));
             assert!(message.contains(name) && message.contains("pieces, but the model only"));
             std::fs::write(folder.path().join(name), "[PAD]").unwrap();
-            assert_eq!(found(300).unwrap(), FolderTokenizer::Other, "{name}");
+            let damaged = found(300).unwrap();
+            assert!(
+                matches!(&damaged, FolderTokenizer::Other(at) if at.contains(name)),
+                "{damaged:?}"
+            );
         }
     }
 }

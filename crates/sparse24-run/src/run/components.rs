@@ -244,7 +244,8 @@ impl RunData {
     }
 
     /// The BLEU of a model's translations of the validation split, by the
-    /// [usual](BeamSearch::usual) search; none of other models. `progress` is called with sentences done and all.
+    /// [usual](BeamSearch::usual) search; none of other models. `progress` is called with sentences
+    /// done and all.
     ///
     /// # Errors
     /// Errors of [`BeamSearch::translate`].
@@ -267,6 +268,26 @@ impl RunData {
         Ok(Some(bleu.score()))
     }
 
+    /// Refuses text of which an evaluation would mask no token.
+    pub(super) fn check_evaluation(&self, recipe: &Recipe, tokens: usize) -> Result<(), Error> {
+        let Self::Text(_) = self else { return Ok(()) };
+        let (data, mut batch) = (self.evaluation(recipe, tokens), Batch::default());
+        for first in 0..data.sequences() {
+            data.fill(first, BatchShape { size: 1, ..recipe.batch }, &mut batch)
+                .map_err(sparse24_train::Error::from)?;
+            if batch.counted > 0 {
+                return Ok(());
+            }
+        }
+        Err(self.no_target())
+    }
+
+    fn no_target(&self) -> Error {
+        let problem = "none of its validation tokens is a target, and a BERT predicts 15 % of \
+            them; evaluate on more text";
+        Error::file(self.source(), problem)
+    }
+
     /// Evaluates a model on the validation split: its loss, and the judgement of a fine-tuned one.
     ///
     /// # Errors
@@ -279,12 +300,10 @@ impl RunData {
     ) -> Result<(Metrics, Judgement), Error> {
         if let Self::Text(_) | Self::Pairs(_) = self {
             let metrics = trainer.evaluate(data, size)?;
-            if metrics.targets == 0 {
-                let problem = "none of its validation tokens is a target, and a BERT predicts \
-                    15 % of them; evaluate on more text";
-                return Err(Error::file(self.source(), problem));
-            }
-            return Ok((metrics, Judgement::default()));
+            return match metrics.targets {
+                0 => Err(self.no_target()),
+                _ => Ok((metrics, Judgement::default())),
+            };
         }
         let (metrics, outputs) = trainer.predict(data, size)?;
         let judgement = match self {

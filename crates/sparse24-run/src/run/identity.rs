@@ -233,7 +233,8 @@ pub(super) fn check(
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let advice = if refused.iter().all(|d| d.fits) {
         format!(
-            "; undo that, continue so with --allow {}, or start a new run",
+            "; undo that, continue so with `sparse24 resume {} --allow {}`, or start a new run",
+            path.ancestors().nth(2).unwrap_or(path).display(),
             all(|d| &d.key).join(" --allow ")
         )
     } else {

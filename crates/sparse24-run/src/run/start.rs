@@ -86,6 +86,7 @@ impl Run {
         let table = initial.and_then(|weights| weights.iter().find(table));
         let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
         let mut trainer = new_trainer(&config, vocabulary(&config, &data, rows))?;
+        data.check_evaluation(trainer.recipe(), config.run.eval_tokens)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }

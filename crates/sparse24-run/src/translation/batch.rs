@@ -5,7 +5,6 @@
 
 use std::sync::{Arc, PoisonError};
 
-use sparse24_core::philox::{Purpose, Site, Stream};
 use sparse24_train::{
     backend::op::HeadLoss,
     nn::BatchShape,
@@ -13,64 +12,11 @@ use sparse24_train::{
     schedule::GradientAccumulation,
 };
 
-use super::{PairSplit, Pairs};
+use super::{
+    epoch::{Epoch, LENGTHS, Planned},
+    pairs::{PairSplit, Pairs},
+};
 use crate::data::{END, PADDING};
-
-/// Lengths of batches are multiples of it, so that there are few shapes.
-pub const LENGTHS: usize = 8;
-
-/// The batches of an epoch.
-#[derive(Debug)]
-pub(super) struct Epoch {
-    seed: u64,
-    most: BatchShape,
-    number: u32,
-    batches: Vec<Planned>,
-}
-
-/// A batch of an epoch.
-#[derive(Debug)]
-struct Planned {
-    shape: BatchShape,
-    /// Numbers of pairs, at most `shape.size`.
-    pairs: Vec<u32>,
-}
-
-impl Epoch {
-    /// The batches of an epoch e, each with at most the tokens of `most` in each language.
-    ///
-    /// A pair is in the bucket of its longer sentence, whose length L is rounded up to a multiple
-    /// of [`LENGTHS`]. The bucket's n pairs, sorted by word 0 of call i of the stream (seed, data
-    /// order 3, 0, e), where i is the pair's number, and equal words by i, are divided into as few
-    /// batches as can be, which are as even as can be: c = ceil(n / floor(tokens / L)) batches of
-    /// ceil(n / c) pairs, the last ones of fewer. Batches, numbered j by ascending L, are sorted by
-    /// word 1 of call j of that stream, and equal words by j.
-    fn new(split: &PairSplit, seed: u64, most: BatchShape, number: u32) -> Self {
-        let stream = Stream::new(seed, Site::new(Purpose::DataOrder, 3), 0, number);
-        let mut buckets = vec![Vec::new(); most.sequence_length.div_ceil(LENGTHS) + 1];
-        for pair in 0..split.len() {
-            let [source, target] = split.pair(pair);
-            let length = source.len().max(target.len());
-            buckets[length.div_ceil(LENGTHS)].push(pair as u32);
-        }
-        let mut batches = Vec::new();
-        for (bucket, mut pairs) in buckets.into_iter().enumerate() {
-            if pairs.is_empty() {
-                continue;
-            }
-            pairs.sort_by_cached_key(|&pair| (stream.words(pair)[0], pair));
-            let sequence_length = bucket * LENGTHS;
-            let count = pairs.len().div_ceil((most.tokens() / sequence_length).max(1));
-            let size = pairs.len().div_ceil(count);
-            let shape = BatchShape { size, sequence_length };
-            batches.extend(pairs.chunks(size).map(|pairs| Planned { shape, pairs: pairs.into() }));
-        }
-        let mut order: Vec<(u32, Planned)> = (0..).zip(batches).collect();
-        order.sort_by_cached_key(|&(j, _)| (stream.words(j)[1], j));
-        let batches = order.into_iter().map(|(_, batch)| batch).collect();
-        Self { seed, most, number, batches }
-    }
-}
 
 /// The batches of a run.
 #[derive(Debug)]
@@ -93,7 +39,9 @@ impl TranslationBatches<'_> {
             |epoch: &&Arc<Epoch>| (epoch.seed, epoch.most, epoch.number) == (seed, most, number);
         match known.as_ref().filter(is_it) {
             Some(epoch) => epoch.clone(),
-            None => known.insert(Epoch::new(&pairs.train, seed, most, number).into()).clone(),
+            None => {
+                known.insert(Epoch::new(pairs.train.lengths(), seed, most, number).into()).clone()
+            }
         }
     }
 
@@ -161,7 +109,7 @@ impl<'a> TranslationEvaluation<'a> {
             _ => all,
         };
         let mut order: Vec<usize> = (0..count).map(|i| i * all / count).collect();
-        order.sort_by_key(|&pair| split.pair(pair).map(<[u32]>::len).into_iter().max());
+        order.sort_by_cached_key(|&pair| split.length(pair));
         Self { split, order }
     }
 }
@@ -172,12 +120,12 @@ impl Evaluation for TranslationEvaluation<'_> {
     }
 
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError> {
-        let pairs = || self.order[first..first + shape.size].iter().map(|&i| self.split.pair(i));
-        let longest = pairs().flatten().map(<[u32]>::len).max().unwrap_or(0);
+        let pairs = &self.order[first..first + shape.size];
+        let longest = pairs.iter().map(|&pair| self.split.length(pair)).max().unwrap_or(0);
         let sequence_length = longest.next_multiple_of(LENGTHS);
         batch.clear();
         batch.shape = Some(BatchShape { sequence_length, ..shape });
-        pairs().for_each(|pair| push(pair, sequence_length, batch));
+        pairs.iter().for_each(|&pair| push(self.split.pair(pair), sequence_length, batch));
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use sparse24_train::{
     backend::op::HeadLoss, model::DecodingStep, nn::BatchShape, objective::Batch, trainer::Trainer,
 };
 
-use super::{LENGTHS, batch::push};
+use super::{batch::push, epoch::LENGTHS};
 use crate::{
     Error,
     data::{END, PADDING, Tokenizer},
@@ -58,9 +58,9 @@ impl Decoder for Trainer {
 /// of the highest log probability; of equal ones, at that of the earlier hypothesis and then of the
 /// lower id. Those among the first b that end are finished; of the others, the first b that do not
 /// end go on. A sentence is done when it has b finished translations, or when they have as many
-/// tokens as the source and 50 more, or as the model has: then each ends. Its translation is the one
-/// with the highest score, the log probability over (tokens, the end included)^alpha; of equal ones
-/// the first. Padding and the start token are never chosen, and a translation is not empty.
+/// tokens as the source and 50 more, or as the model has: then each ends. Its translation is the
+/// one with the highest score, the log probability over (tokens, the end included)^alpha; of equal
+/// ones the first. Padding and the start token are never chosen, and a translation is not empty.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BeamSearch {
     /// Hypotheses of a sentence, b, at least 1.
@@ -91,7 +91,7 @@ struct Sentence {
 
 impl BeamSearch {
     /// The search of Vaswani et al. 2017, b = 4 and alpha = 0.6, with a narrower beam for a model
-    /// whose batches have no room for it.
+    /// whose batches have fewer sequences.
     #[must_use]
     pub fn usual(trainer: &Trainer, tokenizer: &Tokenizer) -> Self {
         let beam = trainer.recipe().batch.size.clamp(1, 4);

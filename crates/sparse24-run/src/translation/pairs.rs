@@ -9,7 +9,7 @@ use std::{
 use blake3::Hash;
 use rayon::prelude::*;
 
-use super::batch::Epoch;
+use super::epoch::Epoch;
 use crate::{
     Error,
     data::{END, Tokenizer, TokenizerKind},
@@ -71,6 +71,15 @@ impl PairSplit {
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before][1]);
         let [middle, end] = self.ends[number];
         [&self.tokens[start..middle], &self.tokens[middle..end]]
+    }
+
+    /// Tokens of the longer sentence of a pair.
+    pub(super) fn length(&self, number: usize) -> usize {
+        self.pair(number).map(<[u32]>::len).into_iter().fold(0, usize::max)
+    }
+
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
+        (0..self.len()).map(|number| self.length(number))
     }
 
     /// Tokens of both languages.

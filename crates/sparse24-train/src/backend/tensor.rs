@@ -2,8 +2,6 @@
 
 use core::ops::Range;
 
-use crate::nn::BatchShape;
-
 /// The type of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -151,8 +149,8 @@ pub struct TableId(pub usize);
 pub struct GraphId {
     /// Its number in the step.
     pub part: usize,
-    /// The shape of its batch, where shapes differ.
-    pub shape: Option<BatchShape>,
+    /// Sequences of its batch and their length, where batches differ.
+    pub shape: Option<[usize; 2]>,
 }
 
 /// A pruned weight S(W) `[r, q]` in the device's own format.

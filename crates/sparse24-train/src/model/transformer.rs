@@ -98,9 +98,9 @@ pub struct Transformer {
     encoder: Stack,
     decoder: Stack,
     head: Head,
-    /// Of the sources `[sequences, 1]`.
+    /// Tokens of each source `[sequences, 1]`.
     lengths: Tensor,
-    /// Of decoding: the row of which each hypothesis is a continuation, and tokens so far.
+    /// While decoding, the row that each hypothesis continues, and its tokens so far.
     parents: Tensor,
     seen: Tensor,
     shared: Shared,
@@ -350,7 +350,7 @@ struct Cached<'a> {
     order: Option<Tensor>,
     /// Cached tokens of each hypothesis, this one included.
     seen: Tensor,
-    /// Of the sources.
+    /// Tokens of each source.
     lengths: Tensor,
 }
 

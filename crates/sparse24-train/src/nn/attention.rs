@@ -29,7 +29,7 @@ pub struct Attention {
     out: Linear24,
     heads: usize,
     mask: AttentionMask,
-    /// Of the probabilities.
+    /// Dropout of the probabilities.
     dropout: Option<Site>,
 }
 

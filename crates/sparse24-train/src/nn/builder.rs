@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The size of a batch, or the most that buffers hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
     /// Sequences.
     pub size: usize,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{Place, SAVED};
+use crate::support::{Place, SAVED, TINY};
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf";
 const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=geglu";
@@ -60,9 +60,11 @@ fn a_bert_reads_wordpiece() {
 fn what_a_bert_cannot_do_is_refused() {
     let place = Place::trained(BERT);
     place.write("few", "abcdefghij klmnopqrst");
+    let untrained = format!("train {TINY} {BERT} --data few --out other");
     for (line, code, pattern) in [
         ("sample run", 3, "run does not generate text: it is a BERT"),
         ("eval run --data few", 3, "few: none of its validation tokens is a target"),
+        (&untrained, 3, "few: none of its validation tokens is a target"),
         (
             "train --init-from run --data text --set model.kind=gpt2 --out other",
             3,
@@ -82,6 +84,7 @@ fn what_a_bert_cannot_do_is_refused() {
         ),
     ] {
         place.refuses(line, code, pattern);
+        assert!(!place.path("other").exists(), "{line}: left something behind");
     }
     let (out, _) = place.exits("resume run --set steps=14", 0);
     assert!(out.contains("next            sparse24 export run DIR\n"), "{out}");

@@ -262,6 +262,10 @@ fn several_tasks_and_seeds_make_a_table() {
     assert_eq!(fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap(), kept);
     let text = place.answer(glue);
     assert!(text.contains("cola") && text.contains("average"), "{text}");
+    // Again, with a damaged checkpoint.
+    place.write("all/cola/seed-3/checkpoints/step-00000012/model.safetensors", "");
+    assert_eq!(place.json(&format!("{glue} --json")), table);
+    assert_eq!(place.timeless("all/cola/seed-3").len(), 12);
     // Labels that are all the same correlate with nothing.
     fs::create_dir(place.path("glue/sts-b")).unwrap();
     for name in ["train.tsv", "dev.tsv"] {
@@ -300,6 +304,9 @@ fn several_tasks_and_seeds_make_a_table() {
     ] {
         place.refuses(&line, code, pattern);
     }
+    let dev = place.read("glue/CoLA/dev.tsv");
+    place.write("glue/CoLA/dev.tsv", dev.replacen("aa", "ab", 1));
+    place.refuses(glue, 3, "continue so with `sparse24 resume all/cola/seed-3 --allow data`");
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";
     place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");

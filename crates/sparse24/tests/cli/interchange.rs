@@ -75,14 +75,19 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     assert!(place.path("known/tokenizer.json").exists());
     place.edit("hf/tokenizer.json", "\"a\":97", "\"a\":98");
     place.edit("hf/tokenizer.json", "\"b\":98", "\"b\":97");
-    assert!(place.answer("import hf other").contains("tokenizer is none of gpt2, byte and"));
+    let remark = "is none of gpt2, byte and WordPiece (tokenizer.json: /model/type: expected";
+    assert!(place.answer("import hf other").contains(remark));
     assert!(!place.path("other/tokenizer.json").exists());
     for (line, pattern) in [
         ("sample other", "other has no tokenizer.json*token ids"),
         ("eval other --data text", "text: is text, which this model has no tokenizer for"),
         (
             &format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new"),
-            "hf: has a tokenizer that is none of gpt2*shards",
+            "hf: has a tokenizer that is none of gpt2*/model/type*shards",
+        ),
+        (
+            "finetune --task cola --data hf --init-from hf --out new",
+            "hf: has a tokenizer that is none of gpt2*/model/type*so it cannot read text",
         ),
     ] {
         place.refuses(line, 3, pattern);

@@ -28,10 +28,11 @@ fn write_pairs(place: &Place) {
 }
 
 /// A small Transformer; 64 tokens of each language at most in a batch.
-const SMALL: &str = "--set model.kind=transformer --set model.bias=true --set model.activation=relu \
-    --set model.label_smoothing=0.1 --set model.dropout=0.1 --set model.sequence_length=16 \
-    --set batch.size=4 --set data.path=pairs --set data.tokenizer=bpe --set data.source=en \
-    --set data.target=de --set data.vocabulary=300";
+const SMALL: &str = "--set model.kind=transformer --set model.bias=true \
+    --set model.activation=relu --set model.label_smoothing=0.1 --set model.dropout=0.1 \
+    --set model.sequence_length=16 --set batch.size=4 --set data.path=pairs \
+    --set data.tokenizer=bpe --set data.source=en --set data.target=de \
+    --set data.vocabulary=300";
 
 #[test]
 fn a_run_repeats_its_bits_and_translates() {

@@ -188,6 +188,20 @@ fn damaged_files_are_refused_with_the_place() {
     }
 }
 
+#[test]
+fn empty_documents_take_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.jsonl"), lines(&[Some(""); 1000])).unwrap();
+    fs::write(folder.path().join("b.txt"), "--".repeat(1000)).unwrap();
+    let documents = Documents::open(folder.path(), Some("--"), "text").unwrap();
+    documents
+        .read(&Tokenizer::Byte, &mut |batch| {
+            assert!(batch.places.len() <= 1, "{} places of no text", batch.places.len());
+            Ok(())
+        })
+        .unwrap();
+}
+
 #[cfg(feature = "tokenizers")]
 #[test]
 fn long_words_are_named_with_their_place() {

@@ -94,9 +94,9 @@ impl TryFrom<Merged> for Bpe {
 }
 
 impl Bpe {
-    /// The vocabulary of at most `size` tokens, special ones and all bytes among them, that merges the
-    /// most frequent pairs of these texts; equally frequent pairs in the order of their ids. A pair
-    /// occurs at least twice.
+    /// The vocabulary of at most `size` tokens, special ones and all bytes among them, that merges
+    /// the most frequent pairs of these texts; equally frequent pairs in the order of their ids. A
+    /// pair occurs at least twice.
     pub(crate) fn train(
         size: u32,
         texts: impl Iterator<Item = impl AsRef<str> + Send> + Send,

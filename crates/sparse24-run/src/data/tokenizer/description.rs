@@ -1,4 +1,4 @@
-//! What `tokenizer.json` holds.
+//! The contents of `tokenizer.json`.
 
 use serde::{Deserialize, Serialize};
 

@@ -340,10 +340,13 @@ impl Objective for RandomTokens {
             word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             ((u64::from(word) * u64::from(self.vocabulary)) >> 32) as u32
         };
+        let pixels = std::mem::take(&mut batch.pixels);
         batch.clear();
         if self.pixels > 0 {
+            // Drawn once: images are read ahead in training, so that a step does not wait for them.
+            batch.pixels = pixels;
             let value = |word: u32| word as f32 / self.vocabulary as f32 - 0.5;
-            batch.pixels.extend((0..self.pixels).map(|_| value(draw())));
+            batch.pixels.resize_with(self.pixels, || value(draw()));
             batch.targets.resize(self.tokens, HeadLoss::IGNORE);
             batch.targets.iter_mut().step_by(self.sequence_length).for_each(|it| *it = draw());
             batch.counted = self.tokens / self.sequence_length;
