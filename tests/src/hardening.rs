@@ -13,6 +13,7 @@ mod metrics;
 mod tasks;
 pub mod tensors;
 mod tokens;
+mod translation;
 
 use std::{
     fs,
@@ -66,6 +67,7 @@ targets! {
     metrics_log: metrics { log, log_seeds, log_variants },
     task_examples: tasks { examples, examples_seeds, examples_variants },
     class_image: images { image, image_seeds, image_variants },
+    sentence_pairs: translation { pairs, pairs_seeds, pairs_variants },
 }
 
 /// The most bytes that a loader may hold at a time for an input of this many bytes.

@@ -6,7 +6,7 @@ pub mod hardening;
 pub mod hooked;
 pub mod oracle;
 
-use sparse24_train::model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec};
+use sparse24_train::model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec, TransformerSpec};
 
 /// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]
@@ -36,6 +36,24 @@ pub fn deit(gpt2: Gpt2Spec) -> ModelSpec {
         activation,
         sparsify,
         drop_path: 0.5,
+        label_smoothing: 0.125,
+    })
+}
+
+/// A Transformer of the sizes of a GPT-2, with label smoothing.
+#[must_use]
+pub fn transformer(gpt2: Gpt2Spec) -> ModelSpec {
+    let Gpt2Spec { layers, heads, d_model, d_ff, sequence_length, vocabulary, .. } = gpt2;
+    let Gpt2Spec { activation, sparsify, .. } = gpt2;
+    ModelSpec::Transformer(TransformerSpec {
+        layers,
+        heads,
+        d_model,
+        d_ff,
+        sequence_length,
+        vocabulary,
+        activation,
+        sparsify,
         label_smoothing: 0.125,
     })
 }

@@ -15,4 +15,5 @@ mod training {
     mod semantics;
     mod spy;
     mod step;
+    mod translation;
 }

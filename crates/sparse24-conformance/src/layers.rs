@@ -257,6 +257,7 @@ fn embed(bench: &mut Bench<'_>, draw: &Draw) -> (Embed, Vec<u32>, [Matrix; 2]) {
     let op = Embed {
         tokens,
         sequence_length: length,
+        scale: if draw.options[1] { 1.0 } else { 2.75 },
         token_table: table,
         position_table: draw.options[0].then_some(positions),
         rows: table,
@@ -269,13 +270,14 @@ pub(super) fn embed_forward(bench: &mut Bench<'_>, draw: &Draw) {
     let (op, ids, [table, positions]) = embed(bench, draw);
     let rows = bench.output("rows", ids.len(), table.ncols());
     let has_positions = op.position_table.is_some();
-    let length = op.sequence_length;
+    let (length, scale) = (op.sequence_length, f64::from(op.scale));
     let op = EmbedForward(Embed { rows: rows.tensor, ..op });
     bench.check(&[rows], &[op.into()], |a| {
         vec![Matrix::from_shape_fn((ids.len(), table.ncols()), |(i, j)| {
             let position = if has_positions { positions[[i % length, j]] } else { 0.0 };
-            let value = table[[ids[i] as usize, j]] + position;
-            a.rounded(value, 1.0, value)
+            let scaled = scale * table[[ids[i] as usize, j]];
+            let value = scaled + position;
+            a.rounded(value, 1.0, value.abs() + scaled.abs())
         })]
     });
 }
@@ -290,15 +292,17 @@ pub(super) fn embed_backward(bench: &mut Bench<'_>, draw: &Draw) {
         outputs[1].tensor
     });
     let (token_table, length) = (outputs[0].tensor, op.sequence_length);
+    let scale = f64::from(op.scale);
     let op = EmbedBackward(Embed { rows, token_table, position_table, ..op });
     let tables = [table, positions];
     bench.check(&outputs, &[op.into()], |a| {
-        let row_of: [&dyn Fn(usize) -> usize; 2] = [&|i| ids[i] as usize, &|i| i % length];
-        let tables = tables.iter().zip(row_of).take(outputs.len());
-        let gradient = |(before, row_of): (&Matrix, &dyn Fn(usize) -> usize)| {
+        let of_row: [(&dyn Fn(usize) -> usize, f64); 2] =
+            [(&|i| ids[i] as usize, scale), (&|i| i % length, 1.0)];
+        let tables = tables.iter().zip(of_row).take(outputs.len());
+        let gradient = |(before, (row_of, scale)): (&Matrix, (&dyn Fn(usize) -> usize, f64))| {
             Matrix::from_shape_fn(before.dim(), |(row, j)| {
                 let mine = (0..ids.len()).filter(|&i| row_of(i) == row);
-                a.sum(mine.map(|i| rows_host[[i, j]]).chain([before[[row, j]]]))
+                a.sum(mine.map(|i| scale * rows_host[[i, j]]).chain([before[[row, j]]]))
             })
         };
         tables.map(gradient).collect()

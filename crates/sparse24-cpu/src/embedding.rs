@@ -1,13 +1,12 @@
 //! Token and position embeddings, and their gradients without atomics: threads share columns, not
 //! rows, so a gradient row is summed in the order of the tokens for any number of threads.
 
-use ndarray::{ArrayView2, ArrayViewMut2, Axis};
+use ndarray::{ArrayView2, ArrayViewMut2, Axis, Zip};
 use rayon::prelude::*;
-use sparse24_core::op::Accumulate;
 
 use crate::{Error, check};
 
-/// Row i of out = row `tokens[i]` of wte + row `i mod context` of wpe.
+/// Row i of out = scale times row `tokens[i]` of wte + row `i mod context` of wpe.
 ///
 /// wte `[V, c]`; wpe `[>= context, c]`, or no positions; out `[tokens, c]`.
 ///
@@ -16,7 +15,7 @@ use crate::{Error, check};
 pub fn embed_forward(
     tokens: &[u32],
     context: usize,
-    wte: ArrayView2<'_, f32>,
+    (scale, wte): (f32, ArrayView2<'_, f32>),
     wpe: Option<ArrayView2<'_, f32>>,
     mut out: ArrayViewMut2<'_, f32>,
 ) -> Result<(), Error> {
@@ -32,7 +31,7 @@ pub fn embed_forward(
         out.axis_chunks_iter_mut(Axis(0), ROWS).zip(tokens.chunks(ROWS)).enumerate().collect();
     tasks.into_par_iter().for_each(|(i, (mut out, tokens))| {
         for (row, (mut out, &token)) in out.rows_mut().into_iter().zip(tokens).enumerate() {
-            out.assign(&wte.row(token as usize));
+            Zip::from(&mut out).and(wte.row(token as usize)).for_each(|out, x| *out = scale * x);
             if let Some(wpe) = &wpe {
                 out += &wpe.row((i * ROWS + row) % context);
             }
@@ -41,8 +40,8 @@ pub fn embed_forward(
     Ok(())
 }
 
-/// Row id of dwte = the sum of the rows of dout whose token is id, and row t of dwpe = the sum of
-/// the rows at position t, each in row order. Shapes as in [`embed_forward`].
+/// Adds to row id of dwte scale times each row of dout whose token is id, and to row t of dwpe each
+/// row at position t, in row order. Shapes as in [`embed_forward`].
 ///
 /// # Errors
 /// Like [`embed_forward`].
@@ -50,9 +49,8 @@ pub fn embed_backward(
     dout: ArrayView2<'_, f32>,
     tokens: &[u32],
     context: usize,
-    mut dwte: ArrayViewMut2<'_, f32>,
+    (scale, mut dwte): (f32, ArrayViewMut2<'_, f32>),
     dwpe: Option<ArrayViewMut2<'_, f32>>,
-    accumulate: Accumulate,
 ) -> Result<(), Error> {
     const OPERATION: &str = "embed_backward";
     let (vocabulary, c) = dwte.dim();
@@ -61,9 +59,9 @@ pub fn embed_backward(
     if let Some(dwpe) = &dwpe {
         check_positions(OPERATION, "dwpe", context, [tokens.len(), c], dwpe.dim().into())?;
     }
-    scatter(dout, |row| tokens[row] as usize, dwte.view_mut(), accumulate);
+    scatter(dout, |row| tokens[row] as usize, (scale, dwte.view_mut()));
     if let Some(dwpe) = dwpe {
-        scatter(dout, |row| row % context, dwpe, accumulate);
+        scatter(dout, |row| row % context, (1.0, dwpe));
     }
     Ok(())
 }
@@ -82,13 +80,12 @@ fn check_positions(
     Ok(())
 }
 
-/// Adds row `row` of `x` to row `target(row)` of `sums`, in row order; a task is a stripe of
+/// Adds scale times row i of `x` to row `target(i)` of `sums`, in row order; a task is a stripe of
 /// columns.
 fn scatter(
     x: ArrayView2<'_, f32>,
     target: impl Fn(usize) -> usize + Sync,
-    mut sums: ArrayViewMut2<'_, f32>,
-    accumulate: Accumulate,
+    (scale, mut sums): (f32, ArrayViewMut2<'_, f32>),
 ) {
     const COLUMNS: usize = 32;
     let tasks: Vec<_> = x
@@ -96,12 +93,9 @@ fn scatter(
         .zip(sums.axis_chunks_iter_mut(Axis(1), COLUMNS))
         .collect();
     tasks.into_par_iter().for_each(|(x, mut sums)| {
-        if accumulate == Accumulate::Overwrite {
-            sums.fill(0.0);
-        }
         for (row, x) in x.rows().into_iter().enumerate() {
             let mut sums = sums.row_mut(target(row));
-            sums += &x;
+            Zip::from(&mut sums).and(x).for_each(|sum, x| *sum += scale * x);
         }
     });
 }

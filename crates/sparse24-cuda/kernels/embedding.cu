@@ -1,8 +1,8 @@
-// embed_forward: row i of out = row tokens[i] of the token table + row (i mod context) of the
-//      position table
+// embed_forward: row i of out = scale * row tokens[i] of the token table + row (i mod context) of
+//      the position table
 // embed_sort, embed_order: order = the rows sorted by token, stably; sorted = their tokens
-// embed_runs, embed_join: row t of the token table's gradient += the sum of the rows of dout with
-//      token t
+// embed_runs, embed_join: row t of the token table's gradient += scale * the sum of the rows of
+//      dout with token t
 // embed_positions: row t of the position table's gradient += the sum of the rows t, t + context,
 //      ... of dout
 // in   tokens u32 [rows]; tables f32 [vocabulary, 4 vectors] and [at least context, 4 vectors], a
@@ -25,10 +25,14 @@ __device__ __forceinline__ float4 widen(uint2 x) {
     return make_float4(widen_low(x.x), widen_high(x.x), widen_low(x.y), widen_high(x.y));
 }
 
+__device__ __forceinline__ float4 times(float scale, float4 x) {
+    return make_float4(scale * x.x, scale * x.y, scale * x.z, scale * x.w);
+}
+
 // One row per warp.
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_forward(const u32* tokens, const float4* table, const float4* positions, uint2* out,
-                  u32 rows, u32 context, u32 vectors, u32 vocabulary) {
+                  u32 rows, u32 context, u32 vectors, u32 vocabulary, float scale) {
     u32 row = blockIdx.x * 8 + threadIdx.x / 32;
     pdl_wait();
     if (row >= rows) return;
@@ -41,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256, 6)
             out[at] = make_uint2(NONE, NONE);
             continue;
         }
-        x = plus(table[u64(token) * vectors + vector], x);
+        x = plus(times(scale, table[u64(token) * vectors + vector]), x);
         out[at] = make_uint2(narrow_pair(x.x, x.y), narrow_pair(x.z, x.w));
     }
 }
@@ -109,7 +113,7 @@ __device__ __forceinline__ u32 token_at(const u32* sorted, u32 place, u32 rows) 
 // span, pieces [1] start here and continue.
 extern "C" __global__ void __launch_bounds__(256, 2)
     embed_runs(const uint2* dout, const u32* sorted, const u32* order, float4* table,
-               float4* pieces, u32 rows, u32 vectors, u32 vocabulary) {
+               float4* pieces, u32 rows, u32 vectors, u32 vocabulary, float scale) {
     constexpr u32 AHEAD = 8;
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32,
         lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
@@ -154,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 else if (at == BEGINNING)
                     pieces[u64(spans) * vectors + piece] = sum;
                 else
-                    table[u64(token) * vectors + vector] = plus(held[a], sum);
+                    table[u64(token) * vectors + vector] = plus(held[a], times(scale, sum));
             }
             sum = zero;
         }
@@ -164,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 // Adds up the pieces of each run that starts in a span and continues, in order.
 extern "C" __global__ void __launch_bounds__(256, 6)
     embed_join(const u32* sorted, float4* table, const float4* pieces, u32 rows, u32 vectors,
-               u32 vocabulary) {
+               u32 vocabulary, float scale) {
     u32 spans = (rows + SPAN - 1) / SPAN, span = blockIdx.x * 8 + threadIdx.x / 32,
         lane = threadIdx.x % 32, vector = blockIdx.y * 32 + lane;
     pdl_wait();
@@ -181,7 +185,8 @@ extern "C" __global__ void __launch_bounds__(256, 6)
         for (u32 i = 0; i < found; ++i) sum = plus(sum, pieces[u64(next + i) * vectors + at]);
     }
     if (vector < vectors)
-        table[u64(token) * vectors + vector] = plus(table[u64(token) * vectors + vector], sum);
+        table[u64(token) * vectors + vector] =
+            plus(table[u64(token) * vectors + vector], times(scale, sum));
 }
 
 // A warp has a position and 128 columns.

@@ -46,6 +46,19 @@ impl Compressed {
         self.shape
     }
 
+    /// The memory of this matrix for a matrix `[m, k]` with fewer columns.
+    ///
+    /// # Panics
+    /// If this one has other rows or fewer columns.
+    #[must_use]
+    pub fn narrowed(self, k: usize) -> Self {
+        let [m, most] = self.shape;
+        assert!(k <= most, "{k} columns in the memory of {most}");
+        let count = blocks([m, k]).into_iter().product();
+        let (values, metadata) = (self.values.rows(0..count), self.metadata.rows(0..count));
+        Self { values, metadata, shape: [m, k] }
+    }
+
     /// Waits for all queued work and returns all blocks.
     ///
     /// # Errors

@@ -10,8 +10,8 @@ use crate::{
     launch::{Argument, Grid, arguments},
 };
 
-/// Row i of `rows` = row `tokens[i]` of the token table + row i mod `context` of the position
-/// table. The width c is a multiple of 4.
+/// Row i of `rows` = scale times row `tokens[i]` of the token table + row i mod `context` of the
+/// position table. The width c is a multiple of 4.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`. For an id outside the vocabulary, the output is NaN and the gradient is
@@ -19,6 +19,8 @@ pub struct Embed {
     pub tokens: Matrix<u32>,
     /// Sequence length; it matters with a position table only.
     pub context: usize,
+    /// The factor of the token table.
+    pub scale: f32,
     /// Token table `[vocabulary, c]`, or its gradient.
     pub token_table: Matrix<f32>,
     /// Position table of at least `context` rows `[.., c]`, or its gradient; zero if absent.
@@ -66,12 +68,22 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
         .input("the token table", op.token_table, [vocabulary, c], 16)?
         .optional("the position table", op.position_table, position_shape, 16)?
         .output("rows", op.rows, [p, c], 8)?;
-    let Embed { tokens, token_table, position_table, rows, .. } = *op;
+    let Embed { tokens, token_table, position_table, rows, scale, .. } = *op;
     let [p_, context, vectors, vocabulary] = [p, context, c / 4, vocabulary].map(|x| x as u32);
     device.launch(
         "embed_forward",
         Grid::line(if c == 0 { 0 } else { p.div_ceil(8) }, 256),
-        &arguments![tokens, token_table, position_table, rows, p_, context, vectors, vocabulary],
+        &arguments![
+            tokens,
+            token_table,
+            position_table,
+            rows,
+            p_,
+            context,
+            vectors,
+            vocabulary,
+            scale
+        ],
     )
 }
 
@@ -86,7 +98,7 @@ pub fn embed_backward(
     scratch: &EmbedScratch,
 ) -> Result<(), Error> {
     const OPERATION: &str = "embed backward";
-    let Embed { tokens, token_table, position_table, rows, .. } = *op;
+    let Embed { tokens, token_table, position_table, rows, scale, .. } = *op;
     let [p, c] = rows.shape();
     let (position_shape, context) = op.check(device, OPERATION)?;
     let vocabulary = token_table.shape()[0];
@@ -116,7 +128,7 @@ pub fn embed_backward(
     let spans = Grid::plane([p.div_ceil(8 * 32), c.div_ceil(128)], 256);
     let [context_, count, vectors, vocabulary] =
         [context, p, c / 4, vocabulary].map(|x| Argument::U32(x as u32));
-    let [dout, table, pieces] = arguments![rows, token_table, pieces];
+    let [dout, table, pieces, scale] = arguments![rows, token_table, pieces, scale];
     device.launch(
         "embed_sort",
         Grid::line(p.div_ceil(256), 256),
@@ -130,9 +142,13 @@ pub fn embed_backward(
     device.launch(
         "embed_runs",
         spans,
-        &[dout, sorted, of_order, table, pieces, count, vectors, vocabulary],
+        &[dout, sorted, of_order, table, pieces, count, vectors, vocabulary, scale],
     )?;
-    device.launch("embed_join", spans, &[sorted, table, pieces, count, vectors, vocabulary])?;
+    device.launch(
+        "embed_join",
+        spans,
+        &[sorted, table, pieces, count, vectors, vocabulary, scale],
+    )?;
     let Some(positions) = position_table else { return Ok(()) };
     device.launch(
         "embed_positions",

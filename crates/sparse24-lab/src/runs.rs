@@ -227,13 +227,11 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
 }
 
 /// The data of a configuration, opened once for all runs that share it.
-fn dataset_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, Error> {
+fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, Error> {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     match opened.as_ref().filter(|data| data.is_of(config)) {
         Some(data) => {
-            if let RunData::Text(dataset) = data {
-                dataset.check_context(config.model.sequence_length)?;
-            }
+            data.check_context(config)?;
             Ok(data.clone())
         }
         None => Ok(opened.insert(open_data(config)?).clone()),
@@ -280,7 +278,7 @@ fn train(
             ),
             other => other,
         })?;
-        let dataset = dataset_of(&member.config, opened)?;
+        let dataset = data_of(&member.config, opened)?;
         Run::start(member.config.clone(), dataset, Given::default(), &path)?
     };
     let checkpoints = path.join(CHECKPOINTS);

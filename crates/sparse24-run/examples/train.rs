@@ -6,7 +6,7 @@ use std::{env, error::Error, path::Path};
 
 use sparse24_run::{
     config::Config,
-    run::{Ended, Given, Observer, Run, StepMetrics, open_dataset},
+    run::{Ended, Given, Observer, Run, StepMetrics, open_data},
 };
 
 struct Print;
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Any settings of `sparse24 config`.
     let settings = ["steps=100", "optimizer.warmup_steps=10"].map(str::to_owned);
     let config = Config::default().with_settings(&settings)?;
-    let dataset = open_dataset(&config)?;
+    let dataset = open_data(&config)?;
     let mut run = Run::start(config, dataset, Given::default(), Path::new(&directory))?;
     if let Ended::Finished(summary) = run.train(&mut Print)? {
         println!("validation loss {:.4}", summary.val_loss);

@@ -13,22 +13,21 @@ use toml::{Table, Value};
 
 use crate::{
     Error,
-    data::{self, Tokenizer, TokenizerKind},
+    data::{self, TokenizerKind},
     images::{Augmentation, ImageSource},
     task::{self, Layout, TASKS, Task, TaskSource},
+    translation::PairSource,
 };
-use sparse24_core::op::Activation;
 use sparse24_train::{
     backend::{Arithmetic, BackendSettings, Launches},
-    model::{
-        ActivationCheckpointing, Extents, ModelSpec, Sparsify, bert, crammed_bert, deit, gpt2,
-    },
+    model::{Extents, ModelSpec},
     nn::Bias,
 };
 
 mod check;
 mod document;
 mod method;
+mod model;
 mod optimizer;
 pub mod preset;
 pub mod renamed;
@@ -38,6 +37,7 @@ mod unknown;
 pub(crate) use check::{MOST, MOST_LAYERS};
 pub use document::{dotted, meant, read_table, table_of};
 pub use method::MethodConfig;
+pub use model::{ModelConfig, ModelKind};
 pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use run::{OnNonFinite, RunConfig};
 pub use unknown::unknown;
@@ -76,110 +76,6 @@ pub struct Config {
     pub backend: BackendConfig,
 }
 
-/// The model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelConfig {
-    /// The architecture, which decides the other keys of the section.
-    #[serde(default)]
-    pub kind: ModelKind,
-    /// Number of blocks.
-    pub layers: usize,
-    /// Attention heads per block.
-    pub heads: usize,
-    /// Width of the residual stream; a multiple of 4 and of `heads`.
-    pub d_model: usize,
-    /// Width of the feed-forward network; a multiple of 4.
-    pub d_ff: usize,
-    /// Tokens per sequence; of a DeiT, its patches and the class token.
-    pub sequence_length: usize,
-    /// Pixels of a side of an image, of a DeiT; 0 for a model of text.
-    #[serde(default)]
-    pub image_size: usize,
-    /// Pixels of a side of a patch; they divide those of an image.
-    #[serde(default)]
-    pub patch_size: usize,
-    /// Activation of the feed-forward network.
-    pub activation: Activation,
-    /// Whether linear layers and norms have biases.
-    pub bias: bool,
-    /// Dropout probability, in [0, 1).
-    pub dropout: f32,
-    /// Probability in [0, 1) that a DeiT's last block drops a half block; 0 in its first, linear.
-    #[serde(default)]
-    pub drop_path: f32,
-    /// Label smoothing of a DeiT's training loss, in [0, 1).
-    #[serde(default)]
-    pub label_smoothing: f32,
-    /// Linear layers that a method may prune.
-    pub sparsify: Sparsify,
-    /// Activations that the backward pass recomputes instead of keeping; changes no result.
-    pub activation_checkpointing: ActivationCheckpointing,
-}
-
-impl ModelConfig {
-    /// The parameter whose rows are the vocabulary or the classes.
-    #[must_use]
-    pub fn token_table(&self) -> &'static str {
-        match self.kind {
-            ModelKind::Gpt2 => gpt2::TOKEN_TABLE,
-            ModelKind::Bert => bert::TOKEN_TABLE,
-            ModelKind::CrammedBert => crammed_bert::TOKEN_TABLE,
-            ModelKind::Deit => deit::CLASS_TABLE,
-        }
-    }
-
-    /// Token ids for data with this many: BERT's mask token is one more, if the tokenizer has none.
-    #[must_use]
-    pub fn vocabulary(&self, data: u32, tokenizer: Option<&Tokenizer>) -> usize {
-        let has_mask = tokenizer.is_some_and(|tokenizer| !tokenizer.special_tokens().is_empty());
-        self.with_mask(data, has_mask)
-    }
-
-    /// Like [`Self::vocabulary`], for data that are not read.
-    #[must_use]
-    pub fn usual_vocabulary(&self, tokenizer: TokenizerKind) -> usize {
-        self.with_mask(tokenizer.usual_vocabulary(), tokenizer == TokenizerKind::WordPiece)
-    }
-
-    fn with_mask(&self, data: u32, has_mask: bool) -> usize {
-        let needs_mask = match self.kind {
-            ModelKind::Gpt2 | ModelKind::Deit => false,
-            ModelKind::Bert | ModelKind::CrammedBert => true,
-        };
-        data as usize + usize::from(needs_mask && !has_mask)
-    }
-}
-
-/// A model architecture.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ModelKind {
-    /// GPT-2: a decoder with pre-layer normalization and a tied head.
-    #[default]
-    Gpt2,
-    /// BERT: an encoder with post-layer normalization and a head for masked tokens.
-    Bert,
-    /// Crammed BERT: an encoder with pre-layer normalization, sinusoidal positions and a linear
-    /// head for masked tokens.
-    CrammedBert,
-    /// DeiT: a classifier of images.
-    Deit,
-}
-
-impl ModelKind {
-    /// The architecture of a model.
-    #[must_use]
-    pub fn of(model: &ModelSpec) -> Self {
-        match model {
-            ModelSpec::Bert(_) => Self::Bert,
-            ModelSpec::CrammedBert(_) => Self::CrammedBert,
-            ModelSpec::Deit(_) => Self::Deit,
-            _ => Self::Gpt2,
-        }
-    }
-}
-
 /// Sequences per step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -198,12 +94,22 @@ pub struct BatchConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// A text file, a folder of them, or prepared shards; empty is the embedded corpus.
+    /// A text file, a folder of them, or prepared shards; of a Transformer, a folder of sentence
+    /// pairs. Empty is the embedded corpus.
     pub path: String,
     /// How text becomes tokens.
     pub tokenizer: TokenizerKind,
     /// Share of the text, at its end, that is the validation split.
     pub validation_share: f64,
+    /// Language of the sources of a Transformer, as their files end.
+    #[serde(default)]
+    pub source: String,
+    /// Language of the targets.
+    #[serde(default)]
+    pub target: String,
+    /// The most tokens of a Transformer's vocabulary, if it is trained; 0 is 32768.
+    #[serde(default)]
+    pub vocabulary: u32,
 }
 
 /// The task of a fine-tuning.
@@ -264,7 +170,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 31] = [
+pub(crate) const UNSET: [(&str, &str); 34] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.classes", "[]"),
@@ -283,6 +189,9 @@ pub(crate) const UNSET: [(&str, &str); 31] = [
     ("model.patch_size", "0"),
     ("model.drop_path", "0.0"),
     ("model.label_smoothing", "0.0"),
+    ("data.source", "\"\""),
+    ("data.target", "\"\""),
+    ("data.vocabulary", "0"),
     ("augmentation.repeats", "0"),
     ("augmentation.flip", "0.0"),
     ("augmentation.rand_augment", "0.0"),
@@ -421,8 +330,8 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
-            // DeiT has no task of texts, which the check refuses.
-            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => Layout::Bert,
+            // The others have no task of texts, which the check refuses.
+            _ => Layout::Bert,
         };
         let source = |task| {
             let folder = PathBuf::from(&self.data.path);
@@ -438,6 +347,31 @@ impl Config {
         let ModelConfig { kind, image_size: size, patch_size: patch, .. } = self.model;
         let (folder, augmentation) = (PathBuf::from(&self.data.path), self.augmentation);
         (kind == ModelKind::Deit).then_some(ImageSource { folder, size, patch, augmentation })
+    }
+
+    /// Token ids of the model, for data that are not read.
+    #[must_use]
+    pub fn usual_vocabulary(&self) -> usize {
+        let DataConfig { tokenizer, vocabulary, .. } = self.data;
+        let usual = match vocabulary {
+            0 => tokenizer.usual_vocabulary(),
+            most => most,
+        };
+        self.model.with_mask(usual, tokenizer == TokenizerKind::WordPiece)
+    }
+
+    /// The sentence pairs of a Transformer.
+    #[must_use]
+    pub fn pair_source(&self) -> Option<PairSource> {
+        let DataConfig { path, tokenizer: kind, source, target, vocabulary, .. } = &self.data;
+        let source = || PairSource {
+            folder: path.into(),
+            languages: [source.clone(), target.clone()],
+            kind: *kind,
+            vocabulary: *vocabulary,
+            longest: self.model.sequence_length,
+        };
+        (self.model.kind == ModelKind::Transformer).then(source)
     }
 
     /// Tokens per sequence of a batch.

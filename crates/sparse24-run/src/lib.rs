@@ -7,6 +7,7 @@
 //! | [`data`] | corpora, tokenizers, token shards and batches |
 //! | [`run`] | the run directory, and the driver that trains in it |
 //! | [`task`] | fine-tuning: labelled sentences, and the scores of predictions |
+//! | [`translation`] | pairs of sentences, beam search and BLEU |
 //! | [`checkpoint`] | the checkpoint format and its store |
 //! | [`interchange`] | import from and export to Hugging Face |
 //! | [`pruning`] | prune and verify any safetensors file |
@@ -27,6 +28,7 @@ pub mod pruning;
 pub mod run;
 pub mod task;
 mod tensors;
+pub mod translation;
 
 pub use error::Error;
 pub use sparse24_train::ErrorKind;

@@ -43,7 +43,7 @@ mod tests;
 
 pub use components::{
     Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_data,
-    open_data_with, open_dataset, run_config,
+    open_data_with, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
 pub use identity::of_data;

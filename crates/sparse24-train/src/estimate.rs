@@ -74,7 +74,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         sparse_flops += if is_sparse { op.flops() } else { 0.0 };
         Ok(())
     };
-    let mut pass = recipe.pass(&mut counter, &phase);
+    let mut pass = recipe.pass(&mut counter, &phase, recipe.batch);
     pass.watch = Some(&mut watch);
     allocated.model.train(&mut pass)?;
     let (table, decay) = (allocated.sparse_table, recipe.method.decay);

@@ -19,10 +19,12 @@ pub mod crammed_bert;
 pub mod deit;
 pub mod gpt2;
 mod masked_head;
+pub mod transformer;
 
 pub use bert::BertSpec;
 pub use deit::DeitSpec;
 pub use gpt2::Gpt2Spec;
+pub use transformer::{DecodingStep, TransformerSpec};
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
 pub trait Model: Send {
@@ -47,12 +49,40 @@ pub trait Model: Send {
         Err(no_text())
     }
 
+    /// Encodes the sources of the uploaded batch, for [`Model::decode`].
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that does not translate; errors from the backend.
+    fn encode(&self, _: &mut Pass<'_>) -> Result<(), Error> {
+        Err(no_translation())
+    }
+
+    /// The logits `[hypotheses, V]` after one more token of each hypothesis.
+    ///
+    /// # Errors
+    /// Errors of [`Model::encode`].
+    fn decode(&self, _: &mut Pass<'_>, _: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+        Err(no_translation())
+    }
+
     /// The outputs of a fine-tuned model for the batch that was evaluated last: `[size, outputs]`,
     /// or `[p, 2]` of spans.
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
     fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
+}
+
+fn no_translation() -> Error {
+    let problem = "this model does not translate".to_owned();
+    Error::Setting { key: "model.kind".to_owned(), problem }
+}
+
+/// Refuses what is no probability below 1.
+fn check_rate(key: &str, rate: f32) -> Result<(), Error> {
+    let problem = || format!("expected a number in [0, 1), found {rate}");
+    let error = || Error::Setting { key: key.to_owned(), problem: problem() };
+    if (0.0..1.0).contains(&rate) { Ok(()) } else { Err(error()) }
 }
 
 /// A model as numbers: what a recipe holds.
@@ -67,6 +97,8 @@ pub enum ModelSpec {
     CrammedBert(BertSpec),
     /// DeiT.
     Deit(DeitSpec),
+    /// The encoder-decoder Transformer.
+    Transformer(TransformerSpec),
 }
 
 impl ModelSpec {
@@ -86,6 +118,7 @@ impl ModelSpec {
                 Ok(Box::new(crammed_bert::CrammedBert::new(builder, *spec)?))
             }
             Self::Deit(spec) => Ok(Box::new(deit::Deit::new(builder, *spec)?)),
+            Self::Transformer(spec) => Ok(Box::new(transformer::Transformer::new(builder, *spec)?)),
         }
     }
 
@@ -96,6 +129,7 @@ impl ModelSpec {
             Self::Deit(spec) => spec.classes,
             Self::Gpt2(spec) => spec.vocabulary,
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.vocabulary,
+            Self::Transformer(spec) => spec.vocabulary,
         }
     }
 
@@ -112,6 +146,7 @@ impl ModelSpec {
             Self::Gpt2(spec) => spec.prediction,
             Self::Deit(spec) => Some(Prediction::Class(spec.classes)),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.prediction,
+            Self::Transformer(_) => None,
         }
     }
 
@@ -122,19 +157,16 @@ impl ModelSpec {
         sequence_length: usize,
         checkpointing: ActivationCheckpointing,
     ) -> Result<(), Error> {
-        let keeps = match self {
-            Self::Gpt2(_) => None,
-            Self::Bert(_) | Self::CrammedBert(_) => Some("BERT"),
-            Self::Deit(_) => Some("DeiT"),
-        };
-        if let (Some(model), ActivationCheckpointing::Blocks) = (keeps, checkpointing) {
+        if !matches!(self, Self::Gpt2(_)) && checkpointing != ActivationCheckpointing::None {
             return Err(Error::Setting {
                 key: "model.activation_checkpointing".to_owned(),
-                problem: format!("{model} keeps all activations; use \"none\""),
+                problem: "this model keeps all activations; use \"none\"".to_owned(),
             });
         }
-        if let Self::Deit(spec) = self {
-            spec.check(sequence_length)?;
+        match self {
+            Self::Deit(spec) => spec.check(sequence_length)?,
+            Self::Transformer(spec) => check_rate("model.label_smoothing", spec.label_smoothing)?,
+            _ => {}
         }
         let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
         let of_heads = format!("{TILED}, and of model.heads {heads}");
@@ -174,6 +206,7 @@ impl ModelSpec {
                 Some(Prediction::Class(classes)) => Self::Deit(DeitSpec { classes, ..spec }),
                 _ => self,
             },
+            Self::Transformer(spec) => Self::Transformer(spec),
         }
     }
 
@@ -184,6 +217,7 @@ impl ModelSpec {
             Self::Gpt2(spec) => spec.extents(),
             Self::Deit(spec) => spec.extents(),
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.extents(),
+            Self::Transformer(spec) => spec.extents(),
         }
     }
 
@@ -293,7 +327,7 @@ pub enum Sparsify {
 }
 
 impl Sparsify {
-    /// Of the attention projections.
+    /// Whether masks may prune the attention projections.
     pub(crate) fn attention(self) -> Sparsity {
         match self {
             Self::Ffn => Sparsity::Dense,

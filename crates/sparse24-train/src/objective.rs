@@ -16,14 +16,16 @@ pub struct Batch {
     /// `[size, sequence_length - 1]` patches, row by row of an image, each with its pixels
     /// `[3, patch size, patch size]` by channel, row and column. Empty if the inputs are tokens.
     pub pixels: Vec<f32>,
+    /// Input ids of an encoder, the shape of `tokens`, for a model that has one.
+    pub source: Vec<u32>,
     /// Targets `[size, sequence_length]`: ids of tokens or of classes, or the bits of f32 values;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none. A fine-tuned model reads the rows that
     /// have one; the target of a span is at its first token, and is the position of its last.
     pub targets: Vec<u32>,
     /// Segment of each token, 0 or 1; empty if all are 0.
     pub segments: Vec<u32>,
-    /// Tokens of each sequence that are no padding; empty if none are. A causal model ignores it,
-    /// but for spans: padding comes last, and its targets are ignored.
+    /// Tokens of each sequence that are no padding, of `source` if there is one; empty if none are.
+    /// A causal model ignores it, but for spans: padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
     /// Second targets `[size]` of sequences that were mixed from two; empty if none were.
     pub second_targets: Vec<u32>,
@@ -31,29 +33,46 @@ pub struct Batch {
     pub shares: Vec<f32>,
     /// Targets that are not [`IGNORE`](HeadLoss::IGNORE).
     pub counted: usize,
+    /// The shape, where it is not that of all batches; it has at most their tokens, in sequences of
+    /// at most their length.
+    pub shape: Option<BatchShape>,
 }
 
 impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
-        let Self { tokens, targets, segments, lengths, second_targets, .. } = self;
-        [tokens, targets, segments, lengths, second_targets].into_iter().for_each(Vec::clear);
-        let Self { pixels, shares, counted, .. } = self;
+        let Self { tokens, source, targets, segments, lengths, second_targets, .. } = self;
+        [tokens, source, targets, segments, lengths, second_targets]
+            .into_iter()
+            .for_each(Vec::clear);
+        let Self { pixels, shares, counted, shape, .. } = self;
         [pixels, shares].into_iter().for_each(Vec::clear);
-        *counted = 0;
+        (*counted, *shape) = (0, None);
     }
 
-    /// Refuses a batch that does not consist of whole sequences of this shape.
-    pub(crate) fn check(&self, shape: BatchShape) -> Result<(), Error> {
+    /// Refuses a batch that does not consist of whole sequences of this shape, or of its own, which
+    /// must fit into this one. Returns the batch's shape.
+    pub(crate) fn check(&self, most: BatchShape) -> Result<BatchShape, Error> {
+        let shape = self.shape.unwrap_or(most);
         let BatchShape { size, sequence_length } = shape;
+        if shape.tokens() > most.tokens() || sequence_length > most.sequence_length {
+            return Err(Error::Operand {
+                operation: "batch",
+                operand: "the shape",
+                expected: [most.size, most.sequence_length],
+                found: [size, sequence_length],
+            });
+        }
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
         let segments = if self.segments.is_empty() { [0, 1] } else { [size, sequence_length] };
         let lengths = if self.lengths.is_empty() { 0 } else { size };
         let mixed = if self.shares.is_empty() { 0 } else { size };
         // Images have no tokens; the model checks their pixels, whose number it knows.
         let tokens = if self.pixels.is_empty() { [size, sequence_length] } else { [0, 1] };
+        let source = if self.source.is_empty() { [0, 1] } else { [size, sequence_length] };
         for (operand, expected, found) in [
             ("tokens", tokens, self.tokens.len()),
+            ("source", source, self.source.len()),
             ("targets", [size, sequence_length], self.targets.len()),
             ("segments", segments, self.segments.len()),
             ("lengths", [lengths, 1], self.lengths.len()),
@@ -70,7 +89,7 @@ impl Batch {
                 });
             }
         }
-        Ok(())
+        Ok(shape)
     }
 
     /// Next-token prediction: of windows of `sequence_length + 1` tokens, the first are inputs and
@@ -159,7 +178,8 @@ impl MaskedLm {
 /// Where the batches of training come from.
 pub trait Objective {
     /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0): as many
-    /// sequences, of the length, that the recipe says. Fails only if the data cannot be read.
+    /// sequences, of the length, that the recipe says, or of a [shape](Batch::shape) within it.
+    /// Batches of a length have one size. Fails only if the data cannot be read.
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError>;
 }
 

@@ -40,6 +40,7 @@ use self::{
 };
 
 mod divergence;
+mod generation;
 mod instruments;
 mod operands;
 mod settling;
@@ -103,9 +104,14 @@ impl Recipe {
         self.schedule.learning_rate(step, (before(step) - 1.0) / before(self.steps))
     }
 
-    /// A pass over a micro-batch, with gradients overwritten.
-    pub(crate) fn pass<'a>(&self, backend: &'a mut dyn Backend, phase: &'a Phase) -> Pass<'a> {
-        let Self { batch, dropout, .. } = *self;
+    /// A pass over a micro-batch of this shape, with gradients overwritten.
+    pub(crate) fn pass<'a>(
+        &self,
+        backend: &'a mut dyn Backend,
+        phase: &'a Phase,
+        batch: BatchShape,
+    ) -> Pass<'a> {
+        let dropout = self.dropout;
         Pass { backend, phase, batch, dropout, accumulate: Accumulate::Overwrite, watch: None }
     }
 
@@ -350,15 +356,16 @@ impl Trainer {
         let mut targets = Vec::new();
         for micro_step in 0..micro_steps {
             check_interrupt(&self.interrupt)?;
-            self.prepare_batch(objective, StepState { micro_step, ..state })?;
+            let shape = self.prepare_batch(objective, StepState { micro_step, ..state })?;
             targets.push(self.batch.counted);
             let (part, accumulate) = match micro_step {
                 0 => (Part::First, Accumulate::Overwrite),
                 _ => (Part::Further, Accumulate::Add),
             };
             let Self { backend, allocated: Allocated { model, losses, .. }, recipe, .. } = self;
-            backend.graph(part.of_phase(index), &mut |backend| {
-                model.train(&mut Pass { accumulate, ..recipe.pass(backend, &phase) })
+            let graph = part.of_phase(index, Some(shape).filter(|&shape| shape != recipe.batch));
+            backend.graph(graph, &mut |backend| {
+                model.train(&mut Pass { accumulate, ..recipe.pass(backend, &phase, shape) })
             })?;
             let row = micro_step as usize;
             backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
@@ -379,7 +386,7 @@ impl Trainer {
             variances.keep(&mut **backend, parameters)?;
         }
         backend.reduce(table)?;
-        backend.graph(Part::Update.of_phase(index), &mut |backend| {
+        backend.graph(Part::Update.of_phase(index, None), &mut |backend| {
             backend.run(GradNorm { table })?;
             backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
         })?;
@@ -468,35 +475,17 @@ impl Trainer {
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
             data.fill(first, shape, &mut self.batch)?;
-            self.batch.check(shape)?;
+            let shape = self.batch.check(shape)?;
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
             model.upload(&mut **backend, batch)?;
-            let pass = recipe.pass(&mut **backend, &phase);
-            let mut pass = Pass { batch: shape, dropout: 0.0, ..pass };
+            let pass = recipe.pass(&mut **backend, &phase, shape);
+            let mut pass = Pass { dropout: 0.0, ..pass };
             model.evaluate(&mut pass)?;
             each(&**model, &mut pass)?;
             metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
             metrics.targets += batch.counted;
         }
         Ok(metrics)
-    }
-
-    /// The logits after the last token of a non-empty prompt, of which the last `sequence_length`
-    /// tokens are read.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
-    ///
-    /// # Panics
-    /// If the prompt is empty.
-    pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
-        assert!(!prompt.is_empty(), "a prompt has a token");
-        let phase = *self.phase();
-        let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
-        let shape = BatchShape { size: 1, sequence_length: window.len() };
-        let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
-        let pass = recipe.pass(&mut **backend, &phase);
-        model.next_logits(&mut Pass { batch: shape, dropout: 0.0, ..pass }, window)
     }
 
     /// The declarations of all parameters, in order.
@@ -524,15 +513,20 @@ impl Trainer {
     }
 
     /// Makes a micro-batch and brings it to the device, with its step state; the loss is scaled to
-    /// the mean over the targets of the micro-batch and over micro-batches.
-    fn prepare_batch(&mut self, objective: &dyn Objective, state: StepState) -> Result<(), Error> {
+    /// the mean over the targets of the micro-batch and over micro-batches. Returns its shape.
+    fn prepare_batch(
+        &mut self,
+        objective: &dyn Objective,
+        state: StepState,
+    ) -> Result<BatchShape, Error> {
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
         objective.fill(state.step, state.micro_step, batch)?;
-        batch.check(recipe.batch)?;
+        let shape = batch.check(recipe.batch)?;
         let targets =
             batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation.of(state.step));
         backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
-        model.upload(&mut **backend, batch)
+        model.upload(&mut **backend, batch)?;
+        Ok(shape)
     }
 
     /// Searches m(w) of every sparsifiable weight, whatever the phase: before the update into the
@@ -585,8 +579,10 @@ enum Part {
 impl Part {
     const ALL: usize = 4;
 
-    fn of_phase(self, phase: usize) -> GraphId {
-        GraphId(Self::ALL * phase + self as usize)
+    /// The part in a phase, for batches of a shape of their own.
+    fn of_phase(self, phase: usize, shape: Option<BatchShape>) -> GraphId {
+        let shape = shape.map(|BatchShape { size, sequence_length }| [size, sequence_length]);
+        GraphId { part: Self::ALL * phase + self as usize, shape }
     }
 }
 

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use sparse24_run::{
     config::Config,
-    data::TokenizerKind,
     machine::{self, Memory},
     processor,
     run::{host_bytes, open_data},
@@ -66,10 +65,9 @@ const OVERHEAD: f64 = 1.4;
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
     // Pieces found in the embedded text would be too few.
-    let is_nominal =
-        config.data.path.is_empty() && config.data.tokenizer == TokenizerKind::WordPiece;
+    let is_nominal = config.data.path.is_empty() && config.data.tokenizer.has_pieces();
     let vocabulary = if is_nominal {
-        config.model.usual_vocabulary(config.data.tokenizer)
+        config.usual_vocabulary()
     } else {
         let data = open_data(&config)?;
         config.model.vocabulary(data.vocabulary(), data.tokenizer())

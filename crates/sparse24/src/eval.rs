@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// scripts of SQuAD read it
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
+    /// Also translate the validation split of a Transformer, and print the BLEU
+    #[arg(long)]
+    bleu: bool,
     /// Print one JSON object per run
     #[arg(long)]
     json: bool,
@@ -93,7 +96,7 @@ struct Report {
     step: u32,
     phase: PhaseKind,
     loss: f64,
-    /// Absent for a task.
+    /// Absent where targets are examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     /// Targets: tokens, or examples of a task.
@@ -130,6 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         };
         let Report { run, step, phase, loss, perplexity, tokens, scores, data } = &report;
+        let has_examples = perplexity.is_none();
         let perplexity = perplexity.map_or("-".to_owned(), |value| format!("{value:.2}"));
         let scores: String =
             scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
@@ -138,13 +142,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else if is_table {
             let result = format!("{loss:.4}  {perplexity:>10}  {tokens:>8}{scores}");
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");
-        } else if !scores.is_empty() {
+        } else if has_examples {
             let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
             say!("step {step} ({phase}): {loss}{scores}");
         } else {
             say!(
                 "step {step} ({phase}): loss {loss:.4} nats per token, \
-                 perplexity {perplexity}, over {tokens} tokens of {data}"
+                 perplexity {perplexity}, over {tokens} tokens of {data}{scores}"
             );
         }
     }
@@ -194,7 +198,18 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
         let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));
         let shown = Shown { data: data.evaluation(recipe, args.tokens), progress };
-        let (metrics, Judgement { scores, answers }) = data.judge(&mut trainer, &shown, size)?;
+        let (metrics, Judgement { mut scores, answers }) =
+            data.judge(&mut trainer, &shown, size)?;
+        if args.bleu {
+            drop(shown);
+            let mut progress = WorkProgress::new("translating");
+            let show = |done, all| progress.update(done as u64, all as u64);
+            let Some(bleu) = data.bleu(&mut trainer, show)? else {
+                let problem = format!("--bleu: {} does not translate", word(run));
+                return Err(Failure::new(Exit::Usage, problem));
+            };
+            scores.insert("bleu".to_owned(), bleu);
+        }
         let loss = metrics.loss();
         if !loss.is_finite() {
             let problem = format!("the loss of step {step} on this data is {loss}");
@@ -213,7 +228,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             step,
             phase,
             loss,
-            perplexity: matches!(data, RunData::Text(_)).then(|| loss.exp()),
+            perplexity: matches!(data, RunData::Text(_) | RunData::Pairs(_)).then(|| loss.exp()),
             tokens: metrics.targets,
             scores,
             data: data.source().display().to_string(),

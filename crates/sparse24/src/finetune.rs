@@ -139,18 +139,20 @@ impl Pretrained {
                 ],
                 3,
             ),
-            // A DeiT has no tokenizer, without which it was refused.
-            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit => (
-                &[
-                    "optimizer.learning_rate=4e-5",
-                    "optimizer.beta1=0.9",
-                    "optimizer.beta2=0.98",
-                    "optimizer.epsilon=1e-6",
-                    "batch.size=16",
-                    "model.dropout=0.1",
-                ],
-                5,
-            ),
+            // A DeiT has no tokenizer, without which it was refused, and a Transformer no task.
+            ModelKind::Bert | ModelKind::CrammedBert | ModelKind::Deit | ModelKind::Transformer => {
+                (
+                    &[
+                        "optimizer.learning_rate=4e-5",
+                        "optimizer.beta1=0.9",
+                        "optimizer.beta2=0.98",
+                        "optimizer.epsilon=1e-6",
+                        "batch.size=16",
+                        "model.dropout=0.1",
+                    ],
+                    5,
+                )
+            }
             ModelKind::Gpt2 => (
                 &[
                     "optimizer.learning_rate=5e-6",

@@ -35,6 +35,7 @@ mod structure;
 mod study;
 mod tensorboard;
 mod train;
+mod translate;
 mod verify;
 mod watch;
 mod weights;
@@ -78,6 +79,7 @@ commands! {
     Report report;
     Watch watch;
     Sample sample;
+    Translate translate;
     LambdaSearch lambda_search;
     Study study;
     Prepare prepare;

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::json;
-use sparse24_run::run::Sampler;
+use sparse24_run::{config::ModelKind, run::Sampler};
 
 use crate::{
     eval::Which,
@@ -57,7 +57,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut model = args.which.read()?;
     if !model.recipe().model.generates() {
         let is_tuned = model.recipe().model.prediction().is_some();
-        let what = if is_tuned { "fine-tuned to predict classes or values" } else { "a BERT" };
+        let what = match model.config.model.kind {
+            _ if is_tuned => "fine-tuned to predict classes or values",
+            ModelKind::Transformer => "a Transformer, which `sparse24 translate` runs",
+            _ => "a BERT",
+        };
         let problem = format!("{} does not generate text: it is {what}", args.which.run.display());
         return Err(Failure::new(Exit::Input, problem));
     }

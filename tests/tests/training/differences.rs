@@ -123,6 +123,7 @@ fn model(
     let mut batch = Batch::default();
     (batch.tokens, batch.targets, batch.lengths) = (ids(), ids(), vec![3, 5]);
     batch.segments = batch.tokens.iter().map(|token| token % 2).collect();
+    batch.source = ids();
     batch.targets[1] = HeadLoss::IGNORE;
     if let Some(prediction) = spec.prediction() {
         batch.targets = vec![HeadLoss::IGNORE; 10];
@@ -188,6 +189,7 @@ fn whole_model() {
         (sparse24_tests::bert(tuned(base, Prediction::Span)), 0.25),
         (sparse24_tests::deit(base), 0.25),
         (sparse24_tests::crammed_bert(gated), 0.25),
+        (sparse24_tests::transformer(gated), 0.25),
         (sparse24_tests::crammed_bert(tuned(gated, Prediction::Class(3))), 0.25),
         (sparse24_tests::crammed_bert(tuned(gated, Prediction::Value)), 0.0),
         (sparse24_tests::crammed_bert(tuned(gated, Prediction::Span)), 0.25),

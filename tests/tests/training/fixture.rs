@@ -11,7 +11,7 @@ use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     backend::{Arithmetic, Backend, cpu::CpuBackend, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
-    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify},
+    model::{ActivationCheckpointing, Gpt2Spec, ModelSpec, Sparsify, transformer},
     nn::{BatchShape, Bias, NoWeightDecay, Prediction},
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{Adam, AdamVariant, Optimizer, UpdateRule},
@@ -132,11 +132,19 @@ pub(crate) fn deit(recipe: Recipe) -> Recipe {
     Recipe { model, batch: BatchShape { sequence_length, ..recipe.batch }, ..recipe }
 }
 
-/// Weights of standard deviation near 1/2, so that every part of a layer matters.
+/// The recipe with a Transformer of the same sizes.
+pub(crate) fn transformer(recipe: Recipe) -> Recipe {
+    let model = sparse24_tests::transformer(gpt2(&recipe));
+    Recipe { model, ..recipe }
+}
+
+/// Weights of standard deviation near 1/2, so that every part of a layer matters. A Transformer
+/// multiplies its embeddings by sqrt(d), so they are smaller by that.
 pub(crate) fn weights(spec: &ModelSpec) -> Vec<(String, Vec<f32>)> {
     let mut random = Random(12);
     let fill = |(name, [rows, columns]): (String, [usize; 2])| {
-        (name, (0..rows * columns).map(|_| random.symmetric()).collect())
+        let scale = if name == transformer::TOKEN_TABLE { (columns as f32).sqrt() } else { 1.0 };
+        (name, (0..rows * columns).map(|_| random.symmetric() / scale).collect())
     };
     parameters(spec).into_iter().map(fill).collect()
 }
@@ -186,6 +194,8 @@ pub(crate) struct Noise {
     pub(crate) tokens: usize,
     /// Whether sequences of this length end with padding.
     pub(crate) padded: Option<usize>,
+    /// Whether there are sources.
+    pub(crate) translates: bool,
     /// The prediction of a fine-tuned model, and the length of its sequences.
     pub(crate) prediction: Option<(Prediction, usize)>,
 }
@@ -202,6 +212,7 @@ impl Noise {
             },
             joined: 1,
             tokens: recipe.batch.tokens(),
+            translates: matches!(recipe.model, ModelSpec::Transformer(_)),
             padded: bidirectional.then_some(recipe.batch.sequence_length),
             prediction: recipe
                 .model
@@ -231,6 +242,9 @@ impl Noise {
                 sequence[0] = HeadLoss::IGNORE;
                 batch.lengths.push(length);
                 batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
+            }
+            if self.translates {
+                batch.source.extend((0..self.tokens).map(|_| random.below(self.vocabulary as u32)));
             }
         }
         if let (Some((prediction, sequence_length)), None) =
@@ -313,7 +327,10 @@ impl Evaluation for Validation {
         batch.targets.extend(&self.all.targets[range.clone()]);
         if !self.all.lengths.is_empty() {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
-            batch.segments.extend(&self.all.segments[range]);
+            batch.segments.extend(&self.all.segments[range.clone()]);
+        }
+        if !self.all.source.is_empty() {
+            batch.source.extend(&self.all.source[range]);
         }
         batch.counted = counted(&batch.targets);
         Ok(())

@@ -6,7 +6,7 @@ use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     backend::{Arithmetic, DType, Memory, Region, Tensor, cpu::CpuBackend},
     method::{DgradOperand, GradientOperand, Method},
-    nn::{Attention, AttentionSpec, BatchShape, Bias, Builder, Pass, Sparsity, Streams},
+    nn::{Attention, AttentionSpec, BatchShape, Bias, Builder, Init, Pass, Sparsity, Streams},
     optim::UpdateRule,
 };
 
@@ -28,7 +28,7 @@ fn a_copy_of_the_stream_as_memory_is_self_attention() {
         heads: 2,
         mask: AttentionMask::Full,
         bias: Bias::Present,
-        deviations: [0.5; 2],
+        init: [Init::Normal(0.5); 2],
         sparsity: Sparsity::Dense,
     };
     let run = |cross: bool| {

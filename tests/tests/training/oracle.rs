@@ -10,3 +10,4 @@ pub(super) mod fst;
 mod gpt2;
 pub(super) mod pass;
 mod sequence;
+pub(super) mod transformer;

@@ -469,6 +469,37 @@ fn deit_as_in_f64() {
     }
 }
 
+/// An encoder and a decoder, padding of both, one table that is used three times, label smoothing
+/// and Adam. Each part of the method shows.
+#[test]
+fn transformer_as_in_f64() {
+    let mut recipe = fixture::recipe(fixture::fst(LAMBDA));
+    fixture::change(&mut recipe, |spec| spec.activation = Activation::Gelu);
+    recipe.dropout = 0.25;
+    let mut everywhere = recipe.clone();
+    fixture::change(&mut everywhere, |spec| {
+        (spec.layers, spec.sparsify) = (1, Sparsify::FfnAndAttention);
+    });
+    check(&fixture::transformer(everywhere), FST);
+    let recipe = fixture::transformer(recipe);
+    check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
+    let checked = check(&recipe, FST);
+    let others = [
+        (Part::Mask, 1, "loss"),
+        (Part::Mvue, 1, "norm"),
+        (Part::Decay, 1, "m of encoder.layers.0.fc1.weight"),
+        (Part::Refresh, 4, "validation loss"),
+        (Part::Switch, 11, "loss"),
+        (Part::Clipping, 1, "m of encoder.embed_tokens.weight"),
+        (Part::WeightDecay, 1, "w of encoder.embed_tokens.weight"),
+        (Part::Dropout, 1, "loss"),
+        (Part::Smoothing, 1, "loss"),
+    ];
+    for (part, step, quantity) in others {
+        assert_shows(&checked, Rules { without: Some(part), ..FST }, step, quantity);
+    }
+}
+
 /// A pooler, dropout, and outputs of one row of each sequence; the token table has no head.
 #[test]
 fn fine_tuning_as_in_f64() {

@@ -57,7 +57,7 @@ fn shape_errors_name_the_operand() {
     };
     let embed = |context| {
         let (wte, wpe, mut out) = (zeros([3, 2]), zeros([1, 2]), zeros([2, 2]));
-        embed_forward(&[1, 2], context, wte.view(), Some(wpe.view()), out.view_mut())
+        embed_forward(&[1, 2], context, (1.0, wte.view()), Some(wpe.view()), out.view_mut())
     };
     let activate = |h: [usize; 2], dz: [usize; 2]| {
         let (z, mut h) = (zeros([3, 8]), zeros(h));
@@ -124,7 +124,7 @@ fn bad_tokens_and_layouts_are_errors() {
     assert!(matches!(error, Error::Token { token: 5, position: 1, vocabulary: 5, .. }), "{error}");
     assert!(error.to_string().contains("token 5 at position 1"), "{error}");
     let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
-    let error = embed_forward(&[1, 3], 2, wte.view(), None, out.view_mut()).unwrap_err();
+    let error = embed_forward(&[1, 3], 2, (1.0, wte.view()), None, out.view_mut()).unwrap_err();
     assert!(matches!(error, Error::Token { token: 3, position: 1, vocabulary: 3, .. }), "{error}");
     let gaps = logits.slice_mut(s![.., 1..]);
     let error = head_loss(gaps, &[1, 0, 1], None, 0.0, None, 1.0).unwrap_err();

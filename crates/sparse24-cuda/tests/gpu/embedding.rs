@@ -43,7 +43,14 @@ fn gradient(
     let pieces = Poisoned::new(device, EmbedScratch::pieces_shape(shape));
     let [token_table, position_table] = tables;
     let (tokens, rows) = (tokens_on(device, tokens), upload(device, dout));
-    let op = Embed { tokens, context, token_table, position_table: Some(position_table), rows };
+    let op = Embed {
+        tokens,
+        context,
+        scale: 1.0,
+        token_table,
+        position_table: Some(position_table),
+        rows,
+    };
     Gradient {
         op,
         scratch: EmbedScratch { order: order.matrix, pieces: pieces.matrix },
@@ -96,6 +103,7 @@ fn tokens_outside_the_vocabulary_touch_no_table() {
         let op = Embed {
             tokens: tokens_on(device, &tokens),
             context: 5,
+            scale: 1.0,
             token_table: table,
             position_table: None,
             rows: out.matrix,

@@ -232,14 +232,14 @@ impl Record {
         }
     }
 
-    /// The name of the score that its task is judged by, or a classifier of images.
+    /// The name of the score that its task is judged by, or its kind of model.
     pub(super) fn score_name(&self) -> Option<&'static str> {
         let config = self.config.as_ref()?;
-        if config.model.kind == ModelKind::Deit {
-            return Some("acc@1");
+        match config.model.kind {
+            ModelKind::Deit => Some("acc@1"),
+            ModelKind::Transformer => Some("bleu"),
+            _ => Some(config.task().ok()??.scores.first()?.name()),
         }
-        let task = config.task().ok()??;
-        Some(task.scores.first()?.name())
     }
 
     fn take(&mut self, metrics: StepMetrics, tokens: f64) {

@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 
 use super::{Config, ModelKind, preset, unknown, unknown::refuse};
-use crate::{Error, images::Augmentation, task::Labels};
+use crate::{Error, data::TokenizerKind, images::Augmentation, task::Labels, translation::LENGTHS};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
-    model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec},
+    model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec, TransformerSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
     optim::MaskedDecay,
@@ -83,6 +83,7 @@ impl Config {
             ModelKind::Gpt2 => (model.bias, ""),
             ModelKind::Bert => (true, "true for a BERT, whose layers have biases"),
             ModelKind::Deit => (true, "true for a DeiT, whose layers have biases"),
+            ModelKind::Transformer => (true, "true for a Transformer, whose layers have biases"),
             ModelKind::CrammedBert => {
                 (false, "false for a crammed BERT, whose linear layers have no biases")
             }
@@ -91,6 +92,7 @@ impl Config {
             return refuse("model.bias", expected, model.bias);
         }
         self.check_images()?;
+        self.check_translation()?;
         // A narrower model is rounded to whole tiles.
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
@@ -190,12 +192,55 @@ impl Config {
             ("model.image_size", model.image_size == 0),
             ("model.patch_size", model.patch_size == 0),
             ("model.drop_path", model.drop_path == 0.0),
-            ("model.label_smoothing", model.label_smoothing == 0.0),
             ("augmentation", *augmentation == Augmentation::default()),
         ];
         match rows.into_iter().find(|(_, is_zero)| !is_zero) {
             Some((key, _)) => refuse(key, expected, "another value"),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses settings of translation for another model, and those that are none.
+    fn check_translation(&self) -> Result<(), Error> {
+        let Self { model, data, .. } = self;
+        if model.kind != ModelKind::Transformer {
+            if model.kind != ModelKind::Deit && model.label_smoothing != 0.0 {
+                let expected = "0 but for a Transformer or a DeiT";
+                return refuse("model.label_smoothing", expected, model.label_smoothing);
+            }
+            let rows = [
+                ("data.source", data.source.is_empty(), "\"\""),
+                ("data.target", data.target.is_empty(), "\"\""),
+                ("data.vocabulary", data.vocabulary == 0, "0"),
+            ];
+            return match rows.into_iter().find(|(_, is_unset, _)| !is_unset) {
+                Some((key, _, unset)) => {
+                    let expected = format!("{unset}, as only a Transformer has sentence pairs");
+                    refuse(key, &expected, "another value")
+                }
+                None => Ok(()),
+            };
+        }
+        if !model.sequence_length.is_multiple_of(LENGTHS) {
+            let expected = format!("a multiple of {LENGTHS}, as the lengths of batches are");
+            return refuse("model.sequence_length", &expected, model.sequence_length);
+        }
+        if !matches!(data.tokenizer, TokenizerKind::Bpe | TokenizerKind::Dictionary) {
+            let expected = "bpe or dictionary for a Transformer";
+            return refuse("data.tokenizer", expected, data.tokenizer.name());
+        }
+        for (key, language) in [("data.source", &data.source), ("data.target", &data.target)] {
+            if language.is_empty() || language.contains(['/', '\\']) {
+                let expected = "the language of its files, such as \"en\" for train.en";
+                return refuse(key, expected, format!("{language:?}"));
+            }
+        }
+        if data.source == data.target {
+            return refuse("data.target", "another language than data.source", &data.target);
+        }
+        match self.task.name.is_empty() {
+            true => Ok(()),
+            false => refuse("task.name", "none for a Transformer", &self.task.name),
         }
     }
 
@@ -208,6 +253,11 @@ impl Config {
         if self.data.path.is_empty() && self.model.kind == ModelKind::Deit {
             let problem = "a DeiT needs images: name a folder with --data that holds train and \
                 val, each with a folder of JPEG or PNG images for each class";
+            return Err(Error::setting("data.path", problem));
+        }
+        if self.data.path.is_empty() && self.model.kind == ModelKind::Transformer {
+            let problem = "a Transformer learns from a folder of sentence pairs, such as train.en \
+                and train.de; name one with --data";
             return Err(Error::setting("data.path", problem));
         }
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
@@ -357,6 +407,17 @@ impl Config {
                     activation: model.activation,
                     sparsify: model.sparsify,
                     drop_path: model.drop_path,
+                    label_smoothing: model.label_smoothing,
+                }),
+                ModelKind::Transformer => ModelSpec::Transformer(TransformerSpec {
+                    layers: model.layers,
+                    heads: model.heads,
+                    d_model: model.d_model,
+                    d_ff,
+                    sequence_length: model.sequence_length,
+                    vocabulary,
+                    activation: model.activation,
+                    sparsify: model.sparsify,
                     label_smoothing: model.label_smoothing,
                 }),
             },

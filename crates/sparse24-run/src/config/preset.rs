@@ -14,6 +14,8 @@ use sparse24_train::{
     schedule::Decay,
 };
 
+mod transformer;
+
 /// A row of the table of presets.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
@@ -74,7 +76,7 @@ const DEIT: &str = "Touvron et al. 2021, arXiv 2012.12877, table 9: AdamW 1e-3 t
     no moving average of weights";
 
 /// All presets.
-pub const PRESETS: [Preset; 14] = [
+pub const PRESETS: [Preset; 16] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
@@ -170,6 +172,26 @@ pub const PRESETS: [Preset; 14] = [
             epoch, and there is no moving average of weights",
         corpus: Corpus::Named,
         build: deit_base,
+    },
+    Preset {
+        name: "transformer-multi30k",
+        summary: "4 + 4 layers, d_model 128: a Transformer for small translation corpora",
+        source: "Wu et al. 2021, \"Good for misconceived reasons\", arXiv 2105.14462 \
+            (Transformer-Tiny on Multi30k): d_ff 256, dropout 0.3, label smoothing 0.1, 4096 \
+            tokens a batch, 10,000 merges, Adam 5e-3 after 2000 steps of warm-up from 1e-7; but \
+            bytes are merged, and fst is the default, with the lambda of transformer-base",
+        corpus: Corpus::Named,
+        build: || transformer::multi30k(shakespeare_char_cpu()),
+    },
+    Preset {
+        name: "transformer-base",
+        summary: "Transformer-base: 6 + 6 layers, d_model 512, lambda 1e-6",
+        source: "fairseq (transformer_wmt_en_de in examples/translation_moe): Adam 7e-4, inverse \
+            square root after 4000 steps of warm-up from 1e-7, dropout 0.1, 100k steps; label \
+            smoothing 0.1 and about 25k tokens a step from Vaswani et al. 2017, arXiv 1706.03762; \
+            lambda from table 2 of Hu et al. 2024, arXiv 2404.01847; but padding counts as tokens",
+        corpus: Corpus::Named,
+        build: || transformer::base(shakespeare_char_cpu()),
     },
     gpt2_preset("gpt2-124m", "GPT-2 124M, lambda 6e-5", || gpt2(12, 12, 768, 6e-5)),
     gpt2_preset("gpt2-350m", "GPT-2 350M, lambda 2e-4", || gpt2(24, 16, 1024, 2e-4)),
@@ -460,6 +482,9 @@ fn shakespeare_char_cpu() -> Config {
             path: String::new(),
             tokenizer: TokenizerKind::Character,
             validation_share: 0.1,
+            source: String::new(),
+            target: String::new(),
+            vocabulary: 0,
         },
         augmentation: Augmentation::default(),
         task: TaskConfig::default(),

@@ -129,7 +129,7 @@ impl Folder {
             Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => {
                 Some(Tokenizer::for_text(kind, "")?)
             }
-            Some(TokenizerKind::Character | TokenizerKind::WordPiece) | None => None,
+            Some(_) | None => None,
         };
         if let (Some(asked), Some(found)) = (kind, tokenizer.as_ref().map(Tokenizer::kind))
             && asked != found

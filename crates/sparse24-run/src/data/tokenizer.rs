@@ -11,14 +11,20 @@ use std::{
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use self::description::Description;
 use super::Tokens;
 use crate::{Error, disk};
 
+#[cfg(feature = "tokenizers")]
+mod bpe;
+mod description;
 #[cfg(feature = "tokenizers")]
 mod gpt2;
 #[cfg(feature = "tokenizers")]
 pub(super) mod wordpiece;
 
+#[cfg(feature = "tokenizers")]
+pub use bpe::{Bpe, Dictionary, Merged};
 #[cfg(feature = "tokenizers")]
 pub use wordpiece::{Vocabulary, WordPiece};
 
@@ -34,14 +40,21 @@ pub enum TokenizerKind {
     /// BERT's WordPiece, trained on the corpus: up to 32768.
     #[serde(rename = "wordpiece")]
     WordPiece,
+    /// Byte-pair encoding, trained on the corpus: up to `data.vocabulary`, or 32768.
+    #[serde(rename = "bpe")]
+    Bpe,
     /// GPT-2's byte-pair encoding: 50257.
     #[serde(rename = "gpt2")]
     Gpt2,
+    /// The pieces that a fairseq dictionary lists, in a text that consists of them.
+    #[serde(rename = "dictionary")]
+    Dictionary,
 }
 
 impl TokenizerKind {
-    /// All kinds, by size of the vocabulary.
-    pub const ALL: [Self; 4] = [Self::Byte, Self::Character, Self::WordPiece, Self::Gpt2];
+    /// The kinds that encode any corpus, by size of the vocabulary.
+    pub const ALL: [Self; 5] =
+        [Self::Byte, Self::Character, Self::WordPiece, Self::Bpe, Self::Gpt2];
 
     /// The name in configurations, on the command line and in `tokenizer.json`.
     #[must_use]
@@ -50,8 +63,16 @@ impl TokenizerKind {
             Self::Byte => "byte",
             Self::Character => "char",
             Self::WordPiece => "wordpiece",
+            Self::Bpe => "bpe",
             Self::Gpt2 => "gpt2",
+            Self::Dictionary => "dictionary",
         }
+    }
+
+    /// Whether it finds its vocabulary in a corpus, which takes long.
+    #[must_use]
+    pub const fn has_pieces(self) -> bool {
+        matches!(self, Self::WordPiece | Self::Bpe | Self::Dictionary)
     }
 
     /// Ids of the tokenizer; of one that takes its vocabulary from a corpus, a usual number.
@@ -61,13 +82,20 @@ impl TokenizerKind {
             Self::Byte => 256,
             // The characters of tinyshakespeare.
             Self::Character => 65,
-            Self::WordPiece => DEFAULT_PIECES as u32,
+            Self::WordPiece | Self::Bpe | Self::Dictionary => DEFAULT_PIECES as u32,
             Self::Gpt2 => 50257,
         }
     }
 }
 
-/// Pieces of a WordPiece vocabulary that is trained, by default: as many as the paper's BERT has.
+/// Padding, as the tokenizers of translations have it.
+pub(crate) const PADDING: u32 = 1;
+
+/// The end of a sentence, as the tokenizers of translations have it; a translation also starts with
+/// it.
+pub const END: u32 = 2;
+
+/// Pieces of a vocabulary that is trained, by default: as many as the paper's BERT has.
 pub const DEFAULT_PIECES: usize = 32_768;
 
 /// Where the tokenizer of a corpus comes from.
@@ -129,16 +157,22 @@ pub enum Tokenizer {
     /// "Language models are unsupervised multitask learners", 2019, section 2.2.
     #[cfg(feature = "tokenizers")]
     Gpt2,
+    /// Byte-pair encoding with a vocabulary of its own, see [`Bpe`].
+    #[cfg(feature = "tokenizers")]
+    Bpe(Bpe),
+    /// The pieces of another program, see [`Dictionary`].
+    #[cfg(feature = "tokenizers")]
+    Dictionary(Dictionary),
     /// BERT's tokenizer, which loses white space and, by most vocabularies, case and accents.
     #[cfg(feature = "tokenizers")]
     WordPiece(WordPiece),
 }
 
 impl Tokenizer {
-    /// The tokenizer of this kind; characters and WordPiece take their vocabulary from `text`.
+    /// The tokenizer of this kind; characters, WordPiece and BPE take their vocabulary from `text`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a kind that this build lacks.
+    /// [`Error::Setting`] for a kind that this build lacks, and for a dictionary, which is a file.
     pub fn for_text(kind: TokenizerKind, text: &str) -> Result<Self, Error> {
         match kind {
             TokenizerKind::Byte => Ok(Self::Byte),
@@ -156,8 +190,20 @@ impl Tokenizer {
                 let trained = WordPiece::train(DEFAULT_PIECES, pieces.into_iter());
                 Ok(Self::WordPiece(trained))
             }
+            #[cfg(feature = "tokenizers")]
+            TokenizerKind::Bpe => {
+                Ok(Self::Bpe(Bpe::train(DEFAULT_PIECES as u32, std::iter::once(text))))
+            }
+            #[cfg(feature = "tokenizers")]
+            TokenizerKind::Dictionary => {
+                let problem = "dictionary is the vocabulary of a folder with sentence pairs";
+                Err(Error::setting("data.tokenizer", problem))
+            }
             #[cfg(not(feature = "tokenizers"))]
-            TokenizerKind::Gpt2 | TokenizerKind::WordPiece => {
+            TokenizerKind::Gpt2
+            | TokenizerKind::WordPiece
+            | TokenizerKind::Bpe
+            | TokenizerKind::Dictionary => {
                 let key = "the tokenizer (data.tokenizer, or --tokenizer of prepare)";
                 let name = kind.name();
                 let problem = format!("{name} needs a build with the feature `tokenizers`");
@@ -201,6 +247,10 @@ impl Tokenizer {
             Self::Gpt2 => TokenizerKind::Gpt2,
             #[cfg(feature = "tokenizers")]
             Self::WordPiece(_) => TokenizerKind::WordPiece,
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(_) => TokenizerKind::Bpe,
+            #[cfg(feature = "tokenizers")]
+            Self::Dictionary(_) => TokenizerKind::Dictionary,
         }
     }
 
@@ -234,13 +284,18 @@ impl Tokenizer {
             Self::Gpt2 => gpt2::VOCABULARY,
             #[cfg(feature = "tokenizers")]
             Self::WordPiece(tokenizer) => tokenizer.vocabulary().pieces.len() as u32,
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(bpe) => bpe.vocabulary(),
+            #[cfg(feature = "tokenizers")]
+            Self::Dictionary(dictionary) => dictionary.vocabulary(),
         }
     }
 
     /// BLAKE3 of the name, a zero byte and the vocabulary: two tokenizers with the same fingerprint
     /// encode alike. The vocabulary of characters is these in UTF-8; that of WordPiece a byte each
     /// for lower case, stripped accents and split ideographs, 0 or 1, and the pieces, each after a
-    /// line feed.
+    /// line feed; that of BPE, for each merged token, its number of bytes (u32, little endian) and
+    /// these; that of a dictionary its pieces, each after a line feed.
     #[must_use]
     pub fn fingerprint(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
@@ -255,6 +310,18 @@ impl Tokenizer {
                     tokenizer.vocabulary();
                 hasher.update(&[*lowercase, *strip_accents, *split_ideographs].map(u8::from));
                 for piece in pieces {
+                    hasher.update(b"\n").update(piece.as_bytes());
+                }
+            }
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(bpe) => {
+                for bytes in bpe.merged() {
+                    hasher.update(&(bytes.len() as u32).to_le_bytes()).update(bytes);
+                }
+            }
+            #[cfg(feature = "tokenizers")]
+            Self::Dictionary(dictionary) => {
+                for piece in dictionary.pieces() {
                     hasher.update(b"\n").update(piece.as_bytes());
                 }
             }
@@ -287,6 +354,10 @@ impl Tokenizer {
             Self::Gpt2 => gpt2::encode(text),
             #[cfg(feature = "tokenizers")]
             Self::WordPiece(tokenizer) => Ok(tokenizer.encode(text)),
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(bpe) => Ok(bpe.encode(text)),
+            #[cfg(feature = "tokenizers")]
+            Self::Dictionary(dictionary) => Ok(dictionary.encode(text)),
         }
     }
 
@@ -328,7 +399,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The id that ends a document, and that no text is encoded to: `[SEP]` of WordPiece.
+    /// The id that ends a document, and that no text is encoded to: `[SEP]` of WordPiece, `</s>` of
+    /// BPE.
     pub(super) fn end_of_document(&self) -> Option<u32> {
         match self {
             Self::Byte | Self::Character(_) => None,
@@ -336,6 +408,8 @@ impl Tokenizer {
             Self::Gpt2 => Some(gpt2::END_OF_DOCUMENT),
             #[cfg(feature = "tokenizers")]
             Self::WordPiece(_) => Some(self.sentence_tokens()[1]),
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(_) | Self::Dictionary(_) => Some(END),
         }
     }
 
@@ -347,7 +421,9 @@ impl Tokenizer {
             #[cfg(feature = "tokenizers")]
             Self::Gpt2 => gpt2::decode(&[id]).first().copied(),
             #[cfg(feature = "tokenizers")]
-            Self::WordPiece(_) => None,
+            Self::Bpe(bpe) => bpe.decode(&[id]).first().copied(),
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(_) | Self::Dictionary(_) => None,
         };
         first.is_none_or(|byte| byte & 0xc0 != 0x80)
     }
@@ -364,16 +440,16 @@ impl Tokenizer {
     /// The first place at or after `size`, before the end of the text, where it can be cut without
     /// changing a token.
     ///
-    /// For GPT-2, white space follows that place, and no white space is before it: its
+    /// For GPT-2 and BPE, white space follows that place, and no white space is before it: its
     /// pre-tokenizer lets white space only begin a word or fill one, and looks ahead only from it.
     pub(super) fn border(&self, text: &str, size: usize) -> Option<usize> {
         let from = (size..text.len()).find(|&at| text.is_char_boundary(at))?;
         match self {
             Self::Byte | Self::Character(_) => Some(from),
             #[cfg(feature = "tokenizers")]
-            Self::WordPiece(_) => WordPiece::border(text, from),
+            Self::WordPiece(_) | Self::Dictionary(_) => WordPiece::border(text, from),
             #[cfg(feature = "tokenizers")]
-            Self::Gpt2 => {
+            Self::Gpt2 | Self::Bpe(_) => {
                 let mut after_word =
                     text[..from].chars().next_back().is_some_and(|c| !c.is_whitespace());
                 let border = text[from..].char_indices().find(|&(_, c)| {
@@ -391,7 +467,7 @@ impl Tokenizer {
     pub(super) fn last_border(&self, text: &str) -> Option<usize> {
         match self {
             #[cfg(feature = "tokenizers")]
-            Self::Gpt2 => gpt2::last_border(text),
+            Self::Gpt2 | Self::Bpe(_) => gpt2::last_border(text),
             _ => None,
         }
     }
@@ -415,6 +491,10 @@ impl Tokenizer {
             Self::Gpt2 => gpt2::decode(ids),
             #[cfg(feature = "tokenizers")]
             Self::WordPiece(tokenizer) => tokenizer.decode(ids),
+            #[cfg(feature = "tokenizers")]
+            Self::Bpe(bpe) => bpe.decode(ids),
+            #[cfg(feature = "tokenizers")]
+            Self::Dictionary(dictionary) => dictionary.decode(ids),
         })
     }
 
@@ -455,88 +535,6 @@ const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
 /// The first key of our files.
 #[cfg(feature = "tokenizers")]
 const OURS: &[u8] = b"\"sparse24_tokenizer\"";
-
-/// Read so that a build without the feature can name it.
-#[cfg(not(feature = "tokenizers"))]
-type Vocabulary = serde_json::Value;
-
-/// Contents of `tokenizer.json`.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Description {
-    /// Always 1; a later layout counts up.
-    sparse24_tokenizer: u32,
-    kind: TokenizerKind,
-    /// All characters, ascending; for the character tokenizer only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    characters: Option<String>,
-    /// For WordPiece only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    wordpiece: Option<Vocabulary>,
-}
-
-impl From<Tokenizer> for Description {
-    fn from(tokenizer: Tokenizer) -> Self {
-        let kind = tokenizer.kind();
-        let (characters, wordpiece) = match tokenizer {
-            Tokenizer::Character(all) => (Some(all.iter().collect()), None),
-            #[cfg(feature = "tokenizers")]
-            Tokenizer::WordPiece(tokenizer) => (None, Some(tokenizer.vocabulary().clone())),
-            _ => (None, None),
-        };
-        Self { sparse24_tokenizer: 1, kind, characters, wordpiece }
-    }
-}
-
-impl TryFrom<Description> for Tokenizer {
-    type Error = String;
-
-    fn try_from(description: Description) -> Result<Self, String> {
-        if description.sparse24_tokenizer != 1 {
-            return Err(format!(
-                "version {} is not 1; a newer sparse24 may read it",
-                description.sparse24_tokenizer
-            ));
-        }
-        match (description.kind, description.wordpiece) {
-            #[cfg(feature = "tokenizers")]
-            (TokenizerKind::WordPiece, Some(vocabulary)) => {
-                return WordPiece::try_from(vocabulary).map(Self::WordPiece);
-            }
-            #[cfg(feature = "tokenizers")]
-            (TokenizerKind::WordPiece, None) => {
-                return Err("kind `wordpiece` needs its `wordpiece`".to_owned());
-            }
-            (kind, Some(_)) if kind != TokenizerKind::WordPiece => {
-                return Err(format!("kind `{}` has no `wordpiece`", kind.name()));
-            }
-            _ => {}
-        }
-        match (description.kind, description.characters) {
-            (TokenizerKind::Character, None) => {
-                Err("kind `char` needs its `characters`".to_owned())
-            }
-            (TokenizerKind::Character, Some(characters)) => {
-                if characters.is_empty() {
-                    return Err("`characters` is empty".to_owned());
-                }
-                // Checked before allocating four bytes for each: there are few that ascend.
-                match characters
-                    .chars()
-                    .zip(characters.chars().skip(1))
-                    .find(|(one, next)| one >= next)
-                {
-                    None => Ok(Self::Character(characters.chars().collect())),
-                    Some((one, next)) => {
-                        Err(format!("`characters` must ascend, but {one:?} comes before {next:?}"))
-                    }
-                }
-            }
-            (kind, Some(_)) => Err(format!("kind `{}` has no `characters`", kind.name())),
-            (kind, None) => Self::for_text(kind, "").map_err(|e| e.to_string()),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -30,6 +30,12 @@ impl Format {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
             ModelSpec::Deit(_) => &timm::FORMAT,
+            ModelSpec::Transformer(_) => {
+                let problem = "Hugging Face's library has no Transformer with fairseq's positions, \
+                    expected gpt2, bert or deit; the checkpoint's model.safetensors holds the \
+                    weights";
+                return Err(Error::setting("model.kind", problem));
+            }
             _ => {
                 let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
                     the checkpoint's model.safetensors holds the weights";

@@ -146,10 +146,12 @@ fn spaced(merges: Value) -> Value {
     merges.into_iter().map(spaced).collect()
 }
 
-/// Names and contents of the files. Characters have no such encoding.
+/// Names and contents of the files. Characters and vocabularies of translations have no such files.
 pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static str, Vec<u8>)> {
     match tokenizer {
         Tokenizer::Character(_) => return Vec::new(),
+        #[cfg(feature = "tokenizers")]
+        Tokenizer::Bpe(_) | Tokenizer::Dictionary(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
         Tokenizer::WordPiece(tokenizer) => {
             return wordpiece::files(tokenizer, model);

@@ -1,7 +1,7 @@
 //! Builds the parts of a run from its configuration: dataset, backend, trainer and batches. Nothing
 //! is written.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::directory::{CONFIG, TOKENIZER};
 use crate::{
@@ -9,12 +9,12 @@ use crate::{
     config::{Config, DataConfig},
     data::{
         Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
-        TokenizerKind,
     },
     disk,
     images::{ImageBatches, Images},
     machine,
     task::{Examples, Judgement, TaskBatches},
+    translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
@@ -47,25 +47,16 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
     Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
 }
 
-/// Opens the dataset of a configuration.
+/// Opens the data of a new run that is no fine-tuning.
 ///
 /// # Errors
 /// Errors from the data; [`Error::File`] for a corpus shorter than a sequence.
-pub fn open_dataset(config: &Config) -> Result<Dataset, Error> {
+pub fn open_data(config: &Config) -> Result<RunData, Error> {
     open_scanned(config, Opening::default())
 }
 
-/// Opens the data of a configuration that is no fine-tuning: text, or images.
-///
-/// # Errors
-/// Errors of [`open_dataset`], or of [`Images::open`].
-pub fn open_data(config: &Config) -> Result<RunData, Error> {
-    open_data_with(config, None, &mut |_, _| Ok(()))
-}
-
-/// Like [`open_data`]; `progress` is called with tokens read and tokens in all while foreign
-/// shards are read whole. Text is read with the tokenizer, if one is given, and not with one for
-/// the text.
+/// Like [`open_data`]; `progress` is called with tokens read and tokens in all while foreign shards
+/// are read whole. Text is read with the tokenizer, if one is given, and not with one for the text.
 ///
 /// # Errors
 /// Like [`open_data`].
@@ -74,11 +65,8 @@ pub fn open_data_with(
     tokenizer: Option<&Tokenizer>,
     progress: Progress<'_>,
 ) -> Result<RunData, Error> {
-    if let Some(source) = config.image_source() {
-        return Ok(Images::open(source)?.into());
-    }
     let tokenizer = tokenizer.cloned();
-    Ok(open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })?.into())
+    open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })
 }
 
 /// The data of a run.
@@ -87,9 +75,12 @@ pub enum RunData {
     /// Text, to pre-train on.
     Text(Dataset),
     /// Labelled examples, to fine-tune on.
+    /// Labelled examples, to fine-tune on.
     Task(Examples),
     /// Classified images.
     Images(Images),
+    /// Sentence pairs, to translate.
+    Pairs(Arc<Pairs>),
 }
 
 impl From<Images> for RunData {
@@ -101,6 +92,12 @@ impl From<Images> for RunData {
 impl From<Dataset> for RunData {
     fn from(dataset: Dataset) -> Self {
         Self::Text(dataset)
+    }
+}
+
+impl From<Pairs> for RunData {
+    fn from(pairs: Pairs) -> Self {
+        Self::Pairs(pairs.into())
     }
 }
 
@@ -121,27 +118,35 @@ impl RunData {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
-        if let Some(source) = config.image_source() {
-            return Ok(Images::open(source)?.into());
-        }
-        // A vocabulary of words takes long to train, and may be that of the initial weights.
-        let tokenizer = match config.data.tokenizer {
-            TokenizerKind::WordPiece => tokenizer().ok(),
-            _ => None,
-        };
-        Ok(open_scanned(config, Opening { tokenizer, scan, progress: None })?.into())
+        // A vocabulary of pieces may be that of the initial weights.
+        let tokenizer = config.data.tokenizer.has_pieces().then(|| tokenizer().ok()).flatten();
+        open_scanned(config, Opening { tokenizer, scan, progress: None })
     }
 
     /// Whether it is what a configuration names.
     #[must_use]
     pub fn is_of(&self, config: &Config) -> bool {
-        match (self, config.task_source()) {
-            (Self::Images(images), _) => config.image_source().as_ref() == Some(images.source()),
-            (Self::Text(dataset), Ok(None)) => {
-                config.image_source().is_none() && dataset.is_of(&data_source(config))
+        match self {
+            Self::Text(dataset) => {
+                let is_text = config.image_source().is_none() && config.pair_source().is_none();
+                is_text && matches!(config.task(), Ok(None)) && dataset.is_of(&data_source(config))
             }
-            (Self::Task(examples), Ok(Some(source))) => examples.source == source,
-            _ => false,
+            Self::Task(examples) => {
+                config.task_source().is_ok_and(|source| source.as_ref() == Some(&examples.source))
+            }
+            Self::Images(images) => config.image_source().as_ref() == Some(images.source()),
+            Self::Pairs(pairs) => config.pair_source().as_ref() == Some(&pairs.source),
+        }
+    }
+
+    /// Refuses text that is too short for the sequences of a configuration.
+    ///
+    /// # Errors
+    /// [`Error::File`] with both numbers.
+    pub fn check_context(&self, config: &Config) -> Result<(), Error> {
+        match self {
+            Self::Text(dataset) => dataset.check_context(config.model.sequence_length),
+            _ => Ok(()),
         }
     }
 
@@ -152,6 +157,7 @@ impl RunData {
             Self::Text(dataset) => dataset.source(),
             Self::Task(examples) => &examples.source.folder,
             Self::Images(images) => &images.source().folder,
+            Self::Pairs(pairs) => &pairs.source.folder,
         }
     }
 
@@ -162,6 +168,7 @@ impl RunData {
             Self::Text(dataset) => dataset.tokenizer(),
             Self::Task(examples) => Some(examples.tokenizer()),
             Self::Images(_) => None,
+            Self::Pairs(pairs) => Some(pairs.tokenizer()),
         }
     }
 
@@ -170,7 +177,7 @@ impl RunData {
     pub fn scan(&self) -> Option<&Scan> {
         match self {
             Self::Text(dataset) => dataset.scan(),
-            Self::Task(_) | Self::Images(_) => None,
+            Self::Task(_) | Self::Images(_) | Self::Pairs(_) => None,
         }
     }
 
@@ -181,6 +188,7 @@ impl RunData {
             Self::Text(dataset) => dataset.vocabulary(),
             Self::Task(examples) => examples.tokenizer().vocabulary(),
             Self::Images(images) => images.classes().len() as u32,
+            Self::Pairs(pairs) => pairs.tokenizer().vocabulary(),
         }
     }
 
@@ -208,6 +216,10 @@ impl RunData {
             Self::Images(images) => {
                 Box::new(ImageBatches::new(images, seed, shape, recipe.gradient_accumulation))
             }
+            Self::Pairs(pairs) => {
+                let (most, accumulation) = (shape, recipe.gradient_accumulation);
+                Box::new(TranslationBatches { pairs, seed, most, accumulation })
+            }
         }
     }
 
@@ -227,7 +239,33 @@ impl RunData {
             Self::Images(images) => {
                 Box::new(ImageBatches::new(images, 0, recipe.batch, recipe.gradient_accumulation))
             }
+            Self::Pairs(pairs) => Box::new(TranslationEvaluation::new(pairs, tokens)),
         }
+    }
+
+    /// The BLEU of a model's translations of the validation split, by the
+    /// [usual](BeamSearch::usual) search; none of other models. `progress` is called with sentences
+    /// done and all.
+    ///
+    /// # Errors
+    /// Errors of [`BeamSearch::translate`].
+    pub fn bleu(
+        &self,
+        trainer: &mut Trainer,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Option<f64>, Error> {
+        let Self::Pairs(pairs) = self else { return Ok(None) };
+        let (split, tokenizer) = (&pairs.validation, pairs.tokenizer());
+        let sources: Vec<&[u32]> = (0..split.len()).map(|number| split.pair(number)[0]).collect();
+        let search = BeamSearch::usual(trainer, tokenizer);
+        let found = search.translate(trainer, &sources, |done| progress(done, sources.len()))?;
+        let mut bleu = Bleu::default();
+        for (number, translation) in found.iter().enumerate() {
+            let [found, reference] =
+                [&translation.tokens[..], split.pair(number)[1]].map(|ids| tokenizer.decode(ids));
+            bleu.add([&String::from_utf8_lossy(&found?), &String::from_utf8_lossy(&reference?)]);
+        }
+        Ok(Some(bleu.score()))
     }
 
     /// Refuses text of which an evaluation would mask no token.
@@ -260,7 +298,7 @@ impl RunData {
         data: &dyn Evaluation,
         size: usize,
     ) -> Result<(Metrics, Judgement), Error> {
-        if let Self::Text(_) = self {
+        if let Self::Text(_) | Self::Pairs(_) = self {
             let metrics = trainer.evaluate(data, size)?;
             return match metrics.targets {
                 0 => Err(self.no_target()),
@@ -269,7 +307,7 @@ impl RunData {
         }
         let (metrics, outputs) = trainer.predict(data, size)?;
         let judgement = match self {
-            Self::Text(_) => Judgement::default(),
+            Self::Text(_) | Self::Pairs(_) => Judgement::default(),
             Self::Task(examples) => examples.judge(&outputs),
             Self::Images(images) => images.judge(&outputs),
         };
@@ -310,14 +348,20 @@ pub fn data_source(config: &Config) -> Source {
     Source { path, kind: Some(*tokenizer), validation: *validation_share }
 }
 
-fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<Dataset, Error> {
+fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error> {
     if let Some(task) = config.task()? {
         let problem = format!("expected \"\", found {:?}, for `sparse24 finetune`", task.name);
         return Err(Error::setting("task.name", problem));
     }
-    let dataset = Dataset::open_scanned(data_source(config), opening)?;
-    dataset.check_context(config.model.sequence_length)?;
-    Ok(dataset)
+    if let Some(source) = config.image_source() {
+        return Ok(Images::open(source)?.into());
+    }
+    if let Some(source) = config.pair_source() {
+        config.check_corpus()?;
+        return Ok(Pairs::open(source, opening.tokenizer)?.into());
+    }
+    let data = RunData::from(Dataset::open_scanned(data_source(config), opening)?);
+    data.check_context(config).map(|()| data)
 }
 
 /// Bytes of main memory that a run needs, besides its data: the copy of the state from which a

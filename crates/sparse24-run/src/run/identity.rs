@@ -10,7 +10,9 @@ use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config, UNSET, renamed},
-    data::{Dataset, Tokenizer},
+    data::Tokenizer,
+    task::Split,
+    translation::PairSplit,
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
@@ -51,37 +53,27 @@ pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> St
     }
 }
 
-fn of_dataset(dataset: &Dataset) -> DatasetIdentity {
-    DatasetIdentity {
-        fingerprint: dataset.fingerprint().into(),
-        training_tokens: dataset.train().len() as u64,
-        held_out_tokens: dataset.validation().len() as u64,
-        vocabulary: dataset.vocabulary(),
-    }
-}
-
 /// The identity of data; images count as tokens.
 #[must_use]
 pub fn of_data(data: &RunData) -> DatasetIdentity {
-    let examples = match data {
-        RunData::Text(dataset) => return of_dataset(dataset),
-        RunData::Images(images) => {
-            let [training_tokens, held_out_tokens] = images.counts().map(|count| count as u64);
-            return DatasetIdentity {
-                fingerprint: images.fingerprint().into(),
-                training_tokens,
-                held_out_tokens,
-                vocabulary: images.classes().len() as u32,
-            };
+    let (fingerprint, [training_tokens, held_out_tokens]) = match data {
+        RunData::Text(dataset) => (
+            dataset.fingerprint(),
+            [dataset.train().len(), dataset.validation().len()].map(|count| count as u64),
+        ),
+        RunData::Task(examples) => {
+            let splits = [&examples.train, &examples.validation];
+            (examples.fingerprint(), splits.map(Split::tokens))
         }
-        RunData::Task(examples) => examples,
+        RunData::Images(images) => {
+            (images.fingerprint(), images.counts().map(|count| count as u64))
+        }
+        RunData::Pairs(pairs) => {
+            (pairs.fingerprint(), [&pairs.train, &pairs.validation].map(PairSplit::tokens))
+        }
     };
-    DatasetIdentity {
-        fingerprint: examples.fingerprint().into(),
-        training_tokens: examples.train.tokens(),
-        held_out_tokens: examples.validation.tokens(),
-        vocabulary: examples.tokenizer().vocabulary(),
-    }
+    let (fingerprint, vocabulary) = (fingerprint.into(), data.vocabulary());
+    DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }
 }
 
 /// The identity of data; the saved one if they are the same data. Earlier versions identified

@@ -25,6 +25,7 @@ use crate::{
     disk::{self, Confined, confine},
     images::{ImageSource, Images},
     task::{Examples, TaskSource},
+    translation::{PairSource, Pairs},
 };
 use sparse24_train::{
     ErrorKind,
@@ -169,7 +170,7 @@ impl Model {
     /// The run's own data; for an imported model, those of its configuration.
     ///
     /// # Errors
-    /// Errors from [`open_dataset`](super::open_dataset); [`Error::File`] for data that have
+    /// Errors from [`open_data`](super::open_data); [`Error::File`] for data that have
     /// changed since.
     pub fn data(&self) -> Result<RunData, Error> {
         let trained_on = self.checkpoint.state.dataset;
@@ -202,6 +203,10 @@ impl Model {
         }
         if let Some(source) = self.config.image_source() {
             return Ok(Images::open(ImageSource { folder: path.to_owned(), ..source })?.into());
+        }
+        if let (Some(source), Some(tokenizer)) = (self.config.pair_source(), &self.tokenizer) {
+            let source = PairSource { folder: path.to_owned(), ..source };
+            return Ok(Pairs::open_validation(source, tokenizer)?.into());
         }
         let dataset = match &self.tokenizer {
             Some(tokenizer) => {

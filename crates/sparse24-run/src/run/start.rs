@@ -96,7 +96,7 @@ impl Run {
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
                 .collect();
             match data {
-                RunData::Text(_) => trainer.start_from(&named)?,
+                RunData::Text(_) | RunData::Pairs(_) => trainer.start_from(&named)?,
                 RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
                 RunData::Images(_) => {
                     trainer.start_partly_from(&named, |name| name.starts_with("head."))?;

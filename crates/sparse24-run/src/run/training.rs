@@ -24,6 +24,7 @@ use crate::{
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite, RunConfig},
     data::ReadAhead,
+    task::Judgement,
 };
 use sparse24_core::flip::flip_rate;
 use sparse24_train::trainer::{FlipSampling, Flips, Trainer, overall_flip_rate};
@@ -303,7 +304,8 @@ impl Run {
     }
 
     /// Mean loss over the validation split, or `run.eval_tokens` of it, in nats per target, and the
-    /// scores of a fine-tuned model.
+    /// scores of a fine-tuned model. After the last step of a model that translates, one of them is
+    /// its BLEU.
     ///
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
@@ -313,13 +315,18 @@ impl Run {
         let count = windows.sequences();
         let windows = Shown::new(windows, Part::Evaluation, count, observer);
         let size = evaluated_at_once(&self.config);
-        let (metrics, judgement) = self.data.judge(&mut self.trainer, &windows, size)?;
-        let loss = metrics.loss();
-        if loss.is_finite() {
-            Ok((loss, judgement.scores))
-        } else {
-            Err(Error::NonFiniteEvaluation { step: self.trainer.step(), loss, kept: None })
+        let (metrics, Judgement { mut scores, .. }) =
+            self.data.judge(&mut self.trainer, &windows, size)?;
+        let (loss, step) = (metrics.loss(), self.trainer.step());
+        if !loss.is_finite() {
+            return Err(Error::NonFiniteEvaluation { step, loss, kept: None });
         }
+        if step == self.config.steps
+            && let Some(bleu) = self.data.bleu(&mut self.trainer, |_, _| {})?
+        {
+            scores.insert("bleu".to_owned(), bleu);
+        }
+        Ok((loss, scores))
     }
 
     /// One optimizer step, taken or skipped.

@@ -116,6 +116,19 @@ impl Tensor {
         core::array::from_fn(|i| self.columns(i * part..(i + 1) * part))
     }
 
+    /// The first elements of a matrix without gaps, as a matrix of another shape.
+    ///
+    /// # Panics
+    /// If the rows have gaps, or the shape has more elements.
+    #[must_use]
+    pub fn packed(self, shape: [usize; 2]) -> Self {
+        let is_dense = self.stride == self.shape[1] || self.shape[0] <= 1;
+        assert!(is_dense, "rows of {:?} are {} apart", self.shape, self.stride);
+        let fits = shape[0] * shape[1] <= self.elements();
+        assert!(fits, "{shape:?} has more elements than {:?}", self.shape);
+        Self { shape, stride: shape[1], ..self }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn elements(self) -> usize {
@@ -133,7 +146,12 @@ pub struct TableId(pub usize);
 
 /// A piece of a step that is the same every time, see [`super::Backend::graph`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct GraphId(pub usize);
+pub struct GraphId {
+    /// Its number in the step.
+    pub part: usize,
+    /// Sequences of its batch and their length, where batches differ.
+    pub shape: Option<[usize; 2]>,
+}
 
 /// A pruned weight S(W) `[r, q]` in the device's own format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use crate::{
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
         Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, LinearSpec, Norm, NormActivations, Pass, Prediction,
+        FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass, Prediction,
         PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
     objective::Batch,
@@ -65,8 +65,8 @@ pub const TOKEN_TABLE: &str = "embeddings.word_embeddings.weight";
 /// Segments: the first and the second sentence of a pair.
 pub const SEGMENTS: usize = 2;
 
-/// Standard deviation of the initial weights.
-pub(super) const DEVIATION: f32 = 0.02;
+/// The initial weights.
+pub(super) const INIT: Init = Init::Normal(0.02);
 
 /// Added to the variances of norms.
 pub(super) const EPSILON: f32 = 1e-12;
@@ -84,7 +84,7 @@ impl BertSpec {
             heads: self.heads,
             mask: AttentionMask::Full,
             bias: Bias::Present,
-            deviations: [DEVIATION; 2],
+            init: [INIT; 2],
             sparsity: self.sparsify.attention(),
         }
     }
@@ -92,7 +92,7 @@ impl BertSpec {
     /// The layer before the decoder of the head of masked tokens.
     pub(super) fn before_decoder(&self, name: &str, bias: Bias) -> LinearSpec {
         let (name, shape) = (name.to_owned(), [self.d_model; 2]);
-        LinearSpec { name, shape, deviation: DEVIATION, bias, sparsity: Sparsity::Dense }
+        LinearSpec { name, shape, init: INIT, bias, sparsity: Sparsity::Dense }
     }
 
     /// The head of a fine-tuned model, which reads x.
@@ -107,7 +107,7 @@ impl BertSpec {
             bias: Bias::Present,
             pooler: Some(("pooler.dense", self.pooler)),
             d_model: self.d_model,
-            deviation: DEVIATION,
+            init: INIT,
             prediction,
         };
         spec.build(builder, x)
@@ -159,10 +159,9 @@ impl Bert {
     pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self, Error> {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let positions = Some(("embeddings.position_embeddings.weight", sequence_length));
-        let embedding =
-            Embedding::new(builder, (TOKEN_TABLE, vocabulary), positions, d, DEVIATION)?;
+        let embedding = Embedding::new(builder, (TOKEN_TABLE, vocabulary), positions, d, INIT)?;
         let kinds = ("embeddings.token_type_embeddings.weight", SEGMENTS);
-        let segment = Embedding::new(builder, kinds, None, d, DEVIATION)?;
+        let segment = Embedding::new(builder, kinds, None, d, INIT)?;
         let norm = Norm::new(builder, "embeddings.LayerNorm", d, Bias::Present, EPSILON)?;
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
@@ -319,8 +318,8 @@ impl Block {
         let norm_1 =
             Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
-        let deviations = [DEVIATION; 2];
-        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, deviations };
+        let init = [INIT; 2];
+        let mlp = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let mlp = Ffn::new(builder, mlp)?;
         let norm_2 = Norm::new(builder, &of("output.LayerNorm"), d_model, bias, EPSILON)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];

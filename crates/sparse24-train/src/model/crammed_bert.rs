@@ -20,7 +20,7 @@ use sparse24_core::{
 
 use super::{
     BertSpec, Model,
-    bert::{DEVIATION, EPSILON},
+    bert::{EPSILON, INIT},
     masked_head::MaskedHead,
 };
 use crate::{
@@ -63,7 +63,7 @@ impl CrammedBert {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let tokens = (TOKEN_TABLE, vocabulary);
         let positions = ("embedding.pos_embedding.scale_factor", sequence_length);
-        let embedding = Embedding::with_sinusoids(builder, tokens, positions, d, DEVIATION)?;
+        let embedding = Embedding::with_sinusoids(builder, tokens, positions, d, INIT)?;
         let norm = Norm::new(builder, "embedding.norm", d, Bias::Present, EPSILON)?;
         let dropout = builder.dropout_site();
         let x = builder.activation("embedded", d)?;
@@ -85,7 +85,7 @@ impl CrammedBert {
             mask: AttentionMask::Full,
             biases: [Bias::Present, Bias::Absent],
             epsilon: EPSILON,
-            deviations: [DEVIATION; 2],
+            init: [INIT; 2],
             sparsity: spec.sparsify.attention(),
         };
         let mut blocks = Vec::new();

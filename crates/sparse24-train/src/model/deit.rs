@@ -17,12 +17,12 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify};
+use super::{Extents, Model, Sparsify, check_rate};
 use crate::{
     Error,
     backend::{Backend, Tensor},
     nn::{
-        Bias, BlockInputs, Builder, Norm, NormActivations, Pass, PatchEmbedding, Patches,
+        Bias, BlockInputs, Builder, Init, Norm, NormActivations, Pass, PatchEmbedding, Patches,
         PreNormBlock, PreNormGradients, PreNormSpec, Prediction, PredictionHead, SequenceHead,
         SequenceHeadSpec,
     },
@@ -59,8 +59,8 @@ pub struct DeitSpec {
 /// The parameter whose rows are the classes.
 pub const CLASS_TABLE: &str = "head.weight";
 
-/// Standard deviation of the initial weights.
-const DEVIATION: f32 = 0.02;
+/// The initial weights.
+const INIT: Init = Init::Normal(0.02);
 
 /// Added to the variances of norms.
 const EPSILON: f32 = 1e-6;
@@ -97,14 +97,8 @@ impl DeitSpec {
             let expected = format!("{longest}, a class token and the patches of an image");
             return refuse("model.sequence_length", &expected, &sequence_length);
         }
-        for (key, rate) in
-            [("model.drop_path", drop_path), ("model.label_smoothing", label_smoothing)]
-        {
-            if !(0.0..1.0).contains(&rate) {
-                return refuse(key, "a number in [0, 1)", &rate);
-            }
-        }
-        Ok(())
+        check_rate("model.drop_path", drop_path)?;
+        check_rate("model.label_smoothing", label_smoothing)
     }
 
     fn block(&self) -> PreNormSpec {
@@ -119,7 +113,7 @@ impl DeitSpec {
             mask: AttentionMask::Full,
             biases: [Bias::Present; 2],
             epsilon: EPSILON,
-            deviations: [DEVIATION; 2],
+            init: [INIT; 2],
             sparsity: self.sparsify.attention(),
         }
     }
@@ -159,7 +153,7 @@ impl Deit {
     /// Sparsifiable shapes must consist of 4x4 tiles.
     pub fn new(builder: &mut Builder<'_>, spec: DeitSpec) -> Result<Self, Error> {
         let d_model = spec.d_model;
-        let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, DEVIATION)?;
+        let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, INIT)?;
         let dropout = builder.dropout_site();
         let [embedded, delta] = ["embedded", "delta"].map(|name| builder.activation(name, d_model));
         let (embedded, delta) = (embedded?, delta?);
@@ -176,7 +170,7 @@ impl Deit {
             bias: Bias::Present,
             pooler: None,
             d_model,
-            deviation: DEVIATION,
+            init: INIT,
             prediction: Prediction::Class(spec.classes),
         };
         let head = SequenceHead::new(builder, head)?.mixed(builder, spec.label_smoothing)?;
@@ -190,7 +184,7 @@ impl Deit {
         Ok(Self { embedding, blocks, paths, norm, head, embedded, delta, last, dropout, gradients })
     }
 
-    /// What every block reads besides its stream: its stochastic depth.
+    /// The inputs of every block besides its stream: its stochastic depth.
     fn inputs(
         &self,
         depth: Depth,

@@ -20,7 +20,7 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
-        Bias, BlockInputs, Builder, Embedding, Head, Norm, NormActivations, Pass,
+        Bias, BlockInputs, Builder, Embedding, Head, Init, Norm, NormActivations, Pass,
         PreNormActivations, PreNormBlock, PreNormGradients, PreNormSpec, Prediction,
         PredictionHead, SequenceHeadSpec,
     },
@@ -88,7 +88,8 @@ impl Gpt2 {
     ) -> Result<Self, Error> {
         let d = spec.d_model;
         let tables = ((TOKEN_TABLE, spec.vocabulary), ("wpe.weight", spec.sequence_length));
-        let embedding = Embedding::new(builder, tables.0, Some(tables.1), d, DEVIATION)?;
+        let embedding =
+            Embedding::new(builder, tables.0, Some(tables.1), d, Init::Normal(DEVIATION))?;
         let dropout = builder.dropout_site();
         let embedded = builder.activation("embedded", d)?;
         let delta = builder.activation("delta", d)?;
@@ -118,8 +119,8 @@ impl Gpt2 {
             None => Box::new(Head::tied(builder, &embedding, rows)?),
             Some(prediction) => {
                 let (name, bias, pooler) = ("score", Bias::Absent, None);
-                let (d_model, deviation) = (d, DEVIATION);
-                let spec = SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction };
+                let (d_model, init) = (d, Init::Normal(DEVIATION));
+                let spec = SequenceHeadSpec { name, bias, pooler, d_model, init, prediction };
                 spec.build(builder, last.y)?
             }
         };
@@ -218,7 +219,7 @@ impl Gpt2Spec {
             mask: AttentionMask::Causal,
             biases: [bias; 2],
             epsilon: EPSILON,
-            deviations: [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()],
+            init: [DEVIATION, DEVIATION / (2.0 * self.layers as f32).sqrt()].map(Init::Normal),
             sparsity: self.sparsify.attention(),
         }
     }

@@ -9,7 +9,7 @@ use super::{
     Pass,
     builder::{BatchShape, Builder},
     linear24::{Bias, Linear24, LinearSpec},
-    parameter::Sparsity,
+    parameter::{Init, Sparsity},
 };
 use crate::{
     Error,
@@ -29,7 +29,8 @@ pub struct Attention {
     out: Linear24,
     heads: usize,
     mask: AttentionMask,
-    dropout: Site,
+    /// Dropout of the probabilities.
+    dropout: Option<Site>,
 }
 
 /// The declaration of an [`Attention`].
@@ -45,8 +46,8 @@ pub struct AttentionSpec<'a> {
     pub mask: AttentionMask,
     /// Biases of all projections.
     pub bias: Bias,
-    /// Standard deviations of the initial weights: projections, projection back.
-    pub deviations: [f32; 2],
+    /// The initial weights of the projections, and of the projection back.
+    pub init: [Init; 2],
     /// Whether masks may prune the projections.
     pub sparsity: Sparsity,
 }
@@ -104,8 +105,8 @@ impl AttentionActivations {
     #[must_use]
     pub fn rows(self, pass: &Pass<'_>) -> Self {
         let BatchShape { size, sequence_length } = pass.batch;
-        let heads = self.lse.shape[0] / (self.q.shape[0] / self.lse.shape[1]);
-        let lse = self.lse.first_rows(size * heads).columns(0..sequence_length);
+        let heads = self.lse.elements() / self.q.shape[0];
+        let lse = self.lse.packed([size * heads, sequence_length]);
         let kv = self.kv.map(|kv| pass.rows(kv));
         Self { q: pass.rows(self.q), kv, o: pass.rows(self.o), lse }
     }
@@ -117,21 +118,27 @@ impl Attention {
     /// # Panics
     /// Unless there are two or three names.
     pub fn new(builder: &mut Builder<'_>, spec: &AttentionSpec<'_>) -> Result<Self, Error> {
-        let &AttentionSpec { d_model: d, heads, mask, bias, deviations, sparsity, .. } = spec;
-        let mut linear = |name: &String, r, deviation| {
+        let &AttentionSpec { d_model: d, heads, mask, bias, init, sparsity, .. } = spec;
+        let mut linear = |name: &String, r, init| {
             let (name, shape) = (name.clone(), [r, d]);
-            Linear24::new(builder, LinearSpec { name, shape, deviation, bias, sparsity })
+            Linear24::new(builder, LinearSpec { name, shape, init, bias, sparsity })
         };
         let (q, kv, out) = match spec.names {
-            [qkv, out] => (linear(qkv, 3 * d, deviations[0])?, None, out),
+            [qkv, out] => (linear(qkv, 3 * d, init[0])?, None, out),
             [q, kv, out] => {
-                let q = linear(q, d, deviations[0])?;
-                (q, Some(linear(kv, 2 * d, deviations[0])?), out)
+                let q = linear(q, d, init[0])?;
+                (q, Some(linear(kv, 2 * d, init[0])?), out)
             }
             names => panic!("attention has two or three layers, not {names:?}"),
         };
-        let out = linear(out, d, deviations[1])?;
-        Ok(Self { q, kv, out, heads, mask, dropout: builder.dropout_site() })
+        let out = linear(out, d, init[1])?;
+        Ok(Self { q, kv, out, heads, mask, dropout: Some(builder.dropout_site()) })
+    }
+
+    /// The same attention without dropout of its probabilities.
+    #[must_use]
+    pub fn without_dropout(self) -> Self {
+        Self { dropout: None, ..self }
     }
 
     /// Allocates what it keeps.
@@ -160,13 +167,51 @@ impl Attention {
         kept: AttentionActivations,
         y: Tensor,
     ) -> Result<(), Error> {
-        self.q.forward(pass, streams.x, kept.q)?;
-        if let (Some(projection), Some(kv)) = (&self.kv, kept.kv) {
-            projection.forward(pass, streams.memory(), kv)?;
-        }
+        self.project(pass, streams.x, kept.q)?;
+        self.project_memory(pass, streams.memory(), kept)?;
         let op = self.operation(pass, streams, kept);
         pass.run(op)?;
         self.out.forward(pass, kept.o, y)
+    }
+
+    /// The queries of x; with one projection, its keys and values too.
+    pub fn project(&self, pass: &mut Pass<'_>, x: Tensor, q: Tensor) -> Result<(), Error> {
+        self.q.forward(pass, x, q)
+    }
+
+    /// The keys and values of another stream, if they are projected separately.
+    pub fn project_memory(
+        &self,
+        pass: &mut Pass<'_>,
+        memory: Tensor,
+        kept: AttentionActivations,
+    ) -> Result<(), Error> {
+        match (&self.kv, kept.kv) {
+            (Some(projection), Some(kv)) => projection.forward(pass, memory, kv),
+            _ => Ok(()),
+        }
+    }
+
+    /// y, from projected queries, keys and values. The rows of q are as many for each sequence of
+    /// `keys`, in order, and each sees `lengths` of its keys. `kept` is that of the largest batch.
+    pub fn attend(
+        &self,
+        pass: &mut Pass<'_>,
+        [q, k, v]: [Tensor; 3],
+        keys: BatchShape,
+        lengths: Tensor,
+        kept: AttentionActivations,
+        y: Tensor,
+    ) -> Result<(), Error> {
+        let (batch, heads) = (keys.size, self.heads);
+        let queries = q.shape[0] / batch;
+        let mask = AttentionMask::Full;
+        let shape = AttentionShape { batch, heads, queries, keys: keys.sequence_length, mask };
+        let o = kept.o.first_rows(q.shape[0]);
+        let lse = kept.lse.packed([batch * heads, queries]);
+        let (lengths, dropout) = (Some(lengths), None);
+        pass.run(AttentionForward { shape, q, k, v, lengths, dropout, o, lse })?;
+        self.out.forward(pass, o, y)
     }
 
     /// The gradients of parameters and streams. `scratch` has the shapes of `kept` (its `lse` is
@@ -205,7 +250,8 @@ impl Attention {
         let BatchShape { size: batch, sequence_length: queries } = pass.batch;
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);
         let shape = AttentionShape { batch, heads: self.heads, queries, keys, mask: self.mask };
-        let (lengths, dropout) = (streams.lengths, pass.dropout_at(self.dropout));
+        let dropout = self.dropout.and_then(|site| pass.dropout_at(site));
+        let lengths = streams.lengths;
         AttentionForward { shape, q, k, v, lengths, dropout, o: kept.o, lse: kept.lse }
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Pass,
     builder::Builder,
     linear24::{Bias, Linear24, LinearSpec, Through},
-    parameter::Sparsity,
+    parameter::{Init, Sparsity},
 };
 use crate::{Error, backend::Tensor};
 
@@ -31,8 +31,8 @@ pub struct FfnSpec {
     pub activation: Activation,
     /// Biases of both layers.
     pub bias: Bias,
-    /// Standard deviations of the initial weights.
-    pub deviations: [f32; 2],
+    /// The initial weights.
+    pub init: [Init; 2],
 }
 
 /// Activations kept for the backward pass.
@@ -66,13 +66,13 @@ impl FfnActivations {
 impl Ffn {
     /// Allocates both layers.
     pub fn new(builder: &mut Builder<'_>, spec: FfnSpec) -> Result<Self, Error> {
-        let FfnSpec { names: [up, down], d_model, d_ff, activation, bias, deviations } = spec;
-        let mut linear = |name, shape, deviation| {
+        let FfnSpec { names: [up, down], d_model, d_ff, activation, bias, init } = spec;
+        let mut linear = |name, shape, init| {
             let sparsity = Sparsity::Sparsifiable;
-            Linear24::new(builder, LinearSpec { name, shape, deviation, bias, sparsity })
+            Linear24::new(builder, LinearSpec { name, shape, init, bias, sparsity })
         };
-        let up = linear(up, [d_ff * activation.columns_in(), d_model], deviations[0])?;
-        Ok(Self { up, down: linear(down, [d_model, d_ff], deviations[1])?, activation })
+        let up = linear(up, [d_ff * activation.columns_in(), d_model], init[0])?;
+        Ok(Self { up, down: linear(down, [d_model, d_ff], init[1])?, activation })
     }
 
     /// Z and H: all that the backward pass needs.

@@ -6,7 +6,7 @@ use super::{
     builder::Builder,
     embedding::{Embedding, Sharing},
     linear24::Bias,
-    parameter::{Handle, ParameterSpec},
+    parameter::{Handle, Init, ParameterSpec},
 };
 use crate::{
     Error,
@@ -55,7 +55,8 @@ pub trait PredictionHead: core::fmt::Debug + Send {
         lengths: &[u32],
     ) -> Result<(), Error>;
 
-    /// The summed loss, without gradients.
+    /// The summed loss, without gradients; of classes the plain cross-entropy, neither smoothed nor
+    /// mixed.
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error>;
 
     /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
@@ -122,10 +123,10 @@ impl Head {
         name: &str,
         (kind, shape): (TargetLoss, [usize; 2]),
         bias: Bias,
-        deviation: f32,
+        init: Init,
         rows: usize,
     ) -> Result<Self, Error> {
-        let table = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
+        let table = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let table = builder.parameter(table)?;
         let head = Self::of_table(builder, table, kind, rows)?;
         match bias {
@@ -214,17 +215,9 @@ impl PredictionHead for Head {
         backend.upload_ids(self.buffers.targets.first_rows(targets.len()), targets)
     }
 
-    /// The summed loss, without gradients; of classes the plain cross-entropy, neither smoothed nor
-    /// mixed.
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
         let op = self.operation(pass, x, None);
-        let kind = match op.kind {
-            TargetLoss::CrossEntropy { .. } => {
-                TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None }
-            }
-            kind => kind,
-        };
-        pass.run(HeadLoss { kind, ..op })
+        pass.run(op)
     }
 
     fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {

@@ -18,7 +18,7 @@ use sparse24_core::{
 use super::{
     Pass,
     builder::Builder,
-    parameter::{Handle, ParameterSpec, Pruned, Sparsity},
+    parameter::{Handle, Init, ParameterSpec, Pruned, Sparsity},
 };
 use crate::{
     Error,
@@ -48,8 +48,8 @@ pub struct LinearSpec {
     pub name: String,
     /// `[r, q]`.
     pub shape: [usize; 2],
-    /// Standard deviation of the initial weights.
-    pub deviation: f32,
+    /// The initial weights.
+    pub init: Init,
     /// The bias starts at zero.
     pub bias: Bias,
     /// Whether masks may prune its weight.
@@ -82,8 +82,8 @@ impl Linear24 {
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
     pub fn new(builder: &mut Builder<'_>, spec: LinearSpec) -> Result<Self, Error> {
-        let LinearSpec { name, shape, deviation, bias, sparsity } = spec;
-        let matrix = ParameterSpec::matrix(format!("{name}.weight"), shape, deviation);
+        let LinearSpec { name, shape, init, bias, sparsity } = spec;
+        let matrix = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let weight = builder.parameter(ParameterSpec { sparsity, ..matrix })?;
         let sampled = match sparsity {
             Sparsity::Dense => None,

@@ -17,6 +17,8 @@ use crate::{
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
     Normal(f32),
+    /// Uniform in `[-bound, bound)`.
+    Uniform(f32),
     /// This value everywhere.
     Constant(f32),
 }
@@ -88,10 +90,10 @@ pub struct ParameterSpec {
 }
 
 impl ParameterSpec {
-    /// A dense matrix with normal initial values.
+    /// A dense matrix.
     #[must_use]
-    pub fn matrix(name: impl Into<String>, shape: [usize; 2], deviation: f32) -> Self {
-        let (name, init) = (name.into(), Init::Normal(deviation));
+    pub fn matrix(name: impl Into<String>, shape: [usize; 2], init: Init) -> Self {
+        let name = name.into();
         Self { name, shape, init, role: Role::Matrix, sparsity: Sparsity::Dense }
     }
 
@@ -268,16 +270,11 @@ impl Parameters {
             let values = match parameter.spec.init {
                 Init::Constant(value) => vec![value; elements],
                 Init::Normal(deviation) => {
-                    let site = Site::new(Purpose::Initialisation, number as u32);
-                    let stream = Stream::new(seed, site, 0, 0);
-                    let mut values = vec![0.0; elements];
-                    let calls = values.par_chunks_mut(4).enumerate().with_min_len(1024);
-                    calls.for_each(|(call, four)| {
-                        let normals = normals(stream.words(call as u32));
-                        four.iter_mut().zip(normals).for_each(|(value, z)| *value = z * deviation);
-                    });
-                    values
+                    drawn(seed, number, elements, |words| normals(words).map(|z| z * deviation))
                 }
+                Init::Uniform(bound) => drawn(seed, number, elements, |words| {
+                    words.map(|word| bound * (2.0 * uniform(word) - 1.0))
+                }),
             };
             backend.upload(parameter.weight, &values)?;
         }
@@ -288,6 +285,23 @@ impl Parameters {
         }
         Ok(())
     }
+}
+
+/// The initial values of the parameter of this number, four from each call of its stream.
+fn drawn(
+    seed: u64,
+    number: usize,
+    elements: usize,
+    four_of: impl Fn([u32; 4]) -> [f32; 4] + Sync,
+) -> Vec<f32> {
+    let site = Site::new(Purpose::Initialisation, number as u32);
+    let stream = Stream::new(seed, site, 0, 0);
+    let mut values = vec![0.0; elements];
+    let calls = values.par_chunks_mut(4).enumerate().with_min_len(1024);
+    calls.for_each(|(call, four)| {
+        four.copy_from_slice(&four_of(stream.words(call as u32))[..four.len()]);
+    });
+    values
 }
 
 /// Four standard normals from four words (Box and Muller 1958): sqrt(-2 ln u) times cos and sin of

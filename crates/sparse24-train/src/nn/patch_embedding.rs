@@ -5,7 +5,7 @@ use super::{
     builder::Builder,
     embedding::{Embedding, Sharing},
     linear24::{Bias, Linear24, LinearSpec},
-    parameter::Sparsity,
+    parameter::{Init, Sparsity},
 };
 use crate::{
     Error,
@@ -50,26 +50,25 @@ const NAMES: [&str; 3] = ["patch_embed.proj", "kind_embed", "pos_embed"];
 
 impl PatchEmbedding {
     /// Allocates the parameters. The projection starts with the variance of PyTorch's convolutions,
-    /// the tables with this standard deviation.
+    /// the tables as given.
     pub fn new(
         builder: &mut Builder<'_>,
         Patches { count: patches, pixels }: Patches,
         d_model: usize,
-        deviation: f32,
+        init: Init,
     ) -> Result<Self, Error> {
         let columns = 3 * pixels;
         let projection = LinearSpec {
             name: NAMES[0].to_owned(),
             shape: [d_model, columns],
-            deviation: (3.0 * columns as f32).sqrt().recip(),
+            init: Init::Normal((3.0 * columns as f32).sqrt().recip()),
             bias: Bias::Absent,
             sparsity: Sparsity::Dense,
         };
         let projection = Linear24::new(builder, projection)?;
         let [_, kinds, positions] = NAMES;
         let positions = Some((positions, patches + 1));
-        let kinds_and_positions =
-            Embedding::new(builder, (kinds, 2), positions, d_model, deviation)?;
+        let kinds_and_positions = Embedding::new(builder, (kinds, 2), positions, d_model, init)?;
         let (n, p) = (builder.batch().size * patches, builder.batch().tokens());
         let mut alloc =
             |name, shape, dtype| builder.tensor(name, shape, dtype, Region::Activations);

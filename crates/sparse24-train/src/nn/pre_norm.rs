@@ -13,7 +13,7 @@ use sparse24_core::{
 
 use super::{
     Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations, FfnSpec,
-    Norm, NormActivations, Pass, Sparsity, Streams,
+    Init, Norm, NormActivations, Pass, Sparsity, Streams,
 };
 use crate::{
     Error,
@@ -35,7 +35,7 @@ pub struct PreNormBlock {
 /// The declaration of the [`PreNormBlock`]s of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct PreNormSpec {
-    /// What the names of all parameters begin with, before the number of the block.
+    /// The beginning of all names, before the number of the block.
     pub prefix: &'static str,
     /// Names within a block: first norm, joint projection, projection back, second norm, the two
     /// feed-forward layers.
@@ -54,17 +54,17 @@ pub struct PreNormSpec {
     pub biases: [Bias; 2],
     /// Added to the variances of norms.
     pub epsilon: f32,
-    /// Standard deviations of the initial weights: of layers that read a norm, and of layers whose
-    /// output is added to the residual stream.
-    pub deviations: [f32; 2],
+    /// The initial weights of layers that read a norm, and of layers whose output is added to the
+    /// residual stream.
+    pub init: [Init; 2],
     /// Whether masks may prune the projections of attention.
     pub sparsity: Sparsity,
 }
 
 impl PreNormSpec {
     fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
-        let &Self { d_model, heads, mask, biases: [_, bias], deviations, sparsity, .. } = self;
-        AttentionSpec { names, d_model, heads, mask, bias, deviations, sparsity }
+        let &Self { d_model, heads, mask, biases: [_, bias], init, sparsity, .. } = self;
+        AttentionSpec { names, d_model, heads, mask, bias, init, sparsity }
     }
 }
 
@@ -89,7 +89,7 @@ pub struct PreNormGradients {
     ffn: FfnActivations,
 }
 
-/// What a block reads besides its stream.
+/// The inputs of a block besides its stream.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BlockInputs {
     /// Tokens of each sequence that are no padding, u32 `[batch, 1]`.
@@ -153,14 +153,14 @@ impl PreNormBlock {
         x: Tensor,
         shared: Option<PreNormActivations>,
     ) -> Result<Self, Error> {
-        let &PreNormSpec { prefix, d_model, d_ff, activation, epsilon, deviations, .. } = spec;
+        let &PreNormSpec { prefix, d_model, d_ff, activation, epsilon, init, .. } = spec;
         let [norm_bias, bias] = spec.biases;
         let [norm_1, joint, back, norm_2, up, down] =
             spec.names.map(|part| format!("{prefix}.{layer}.{part}"));
         let norm_1 = Norm::new(builder, &norm_1, d_model, norm_bias, epsilon)?;
         let attention = Attention::new(builder, &spec.attention(&[joint, back]))?;
         let norm_2 = Norm::new(builder, &norm_2, d_model, norm_bias, epsilon)?;
-        let ffn = FfnSpec { names: [up, down], d_model, d_ff, activation, bias, deviations };
+        let ffn = FfnSpec { names: [up, down], d_model, d_ff, activation, bias, init };
         let ffn = Ffn::new(builder, ffn)?;
         let dropouts = [builder.dropout_site(), builder.dropout_site()];
         let kept = match shared {

@@ -7,7 +7,7 @@ use super::{
     builder::Builder,
     head::{Head, Prediction, PredictionHead},
     linear24::{Bias, Linear24, LinearSpec},
-    parameter::Sparsity,
+    parameter::{Init, Sparsity},
     span_head::SpanHead,
     target_rows::TargetRows,
 };
@@ -58,8 +58,8 @@ pub struct SequenceHeadSpec<'a> {
     pub pooler: Option<(&'a str, usize)>,
     /// Features of x.
     pub d_model: usize,
-    /// Standard deviation of the initial weights.
-    pub deviation: f32,
+    /// The initial weights.
+    pub init: Init,
     /// Its prediction.
     pub prediction: Prediction,
 }
@@ -72,7 +72,7 @@ impl SequenceHeadSpec<'_> {
         x: Tensor,
     ) -> Result<Box<dyn PredictionHead>, Error> {
         Ok(match self.prediction {
-            Prediction::Span => Box::new(SpanHead::new(builder, x, self.deviation)?),
+            Prediction::Span => Box::new(SpanHead::new(builder, x, self.init)?),
             _ => Box::new(SequenceHead::new(builder, self)?),
         })
     }
@@ -81,7 +81,7 @@ impl SequenceHeadSpec<'_> {
 impl SequenceHead {
     /// Allocates the layers, for a prediction that is not a span.
     pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
-        let SequenceHeadSpec { name, bias, pooler, d_model, deviation, prediction } = spec;
+        let SequenceHeadSpec { name, bias, pooler, d_model, init, prediction } = spec;
         let n = builder.batch().size;
         let activation = |builder: &mut Builder<'_>, name, columns| {
             builder.tensor(name, [n, columns], DType::Activation, Region::Activations)
@@ -95,7 +95,7 @@ impl SequenceHead {
             Some((name, width)) => {
                 let (name, sparsity) = (name.to_owned(), Sparsity::Dense);
                 let shape = [width, d_model];
-                let spec = LinearSpec { name, shape, deviation, bias: Bias::Present, sparsity };
+                let spec = LinearSpec { name, shape, init, bias: Bias::Present, sparsity };
                 let linear = Linear24::new(builder, spec)?;
                 h = activation(builder, "pooled", width)?;
                 dh = activation(builder, "dpooled", width)?;
@@ -109,7 +109,7 @@ impl SequenceHead {
             _ => TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None },
         };
         let output = (kind, [prediction.outputs(), width]);
-        let head = Head::untied(builder, name, output, bias, deviation, n)?;
+        let head = Head::untied(builder, name, output, bias, init, n)?;
         let rows = TargetRows::new(builder, "target rows", n)?;
         Ok(Self { pooler, dropout, head, rows, mixed: None, m, h, dh, dm })
     }

@@ -1,4 +1,4 @@
-//! Sinusoidal positions with a learned factor.
+//! Sinusoidal positions: with a learned factor, or fixed.
 
 use super::{
     Pass,
@@ -71,6 +71,28 @@ impl ScaledSinusoids {
 /// The rows of the positions of a batch.
 fn used(pass: &Pass<'_>, table: Tensor) -> Tensor {
     table.first_rows(pass.batch.sequence_length)
+}
+
+/// S `[longest, d]`, the fixed positions of fairseq's Transformer, for an even d of at least 4:
+///
+/// ```text
+/// S[p, i] = sin((p + 2) 10000^(-i / (d/2 - 1)))    S[p, d/2 + i] = cos(the same)    i < d/2
+/// ```
+///
+/// fairseq numbers positions after its padding token, whose id is 1, so the first is 2. S is
+/// computed in f64 and rounded once.
+pub(super) fn fixed_sinusoids(
+    builder: &mut Builder<'_>,
+    longest: usize,
+    d: usize,
+) -> Result<Tensor, Error> {
+    builder.constant("sinusoids", [longest, d], fixed_sinusoid)
+}
+
+fn fixed_sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
+    let (half, position) = (d / 2, (p + 2) as f64);
+    let angle = position * libm::pow(10000.0, -((j % half) as f64) / (half - 1) as f64);
+    (if j < half { libm::sin(angle) } else { libm::cos(angle) }) as f32
 }
 
 fn sinusoid([p, j]: [usize; 2], d: usize) -> f32 {

@@ -5,6 +5,7 @@ use super::{
     builder::Builder,
     head::{Head, Prediction, PredictionHead},
     linear24::Bias,
+    parameter::Init,
 };
 use crate::{
     Error,
@@ -23,13 +24,13 @@ pub struct SpanHead {
 
 impl SpanHead {
     /// Allocates the layer, which has Hugging Face's name, for inputs x.
-    pub fn new(builder: &mut Builder<'_>, x: Tensor, deviation: f32) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, x: Tensor, init: Init) -> Result<Self, Error> {
         let [rows, d_model] = x.shape;
         let batch = builder.batch();
         let shape = [batch.size, 1];
         let lengths = builder.tensor("span lengths", shape, DType::U32, Region::Activations)?;
         let output = (TargetLoss::Span { lengths }, [Prediction::Span.outputs(), d_model]);
-        let head = Head::untied(builder, "qa_outputs", output, Bias::Present, deviation, rows)?;
+        let head = Head::untied(builder, "qa_outputs", output, Bias::Present, init, rows)?;
         Ok(Self { head, x, lengths, sequence_length: batch.sequence_length })
     }
 }

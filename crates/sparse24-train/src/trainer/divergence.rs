@@ -41,7 +41,8 @@ impl Trainer {
         let step = self.step() + 1;
         let phase = *self.phase_of(step);
         for micro_step in 0..self.recipe.gradient_accumulation.of(step) {
-            self.prepare_batch(objective, StepState { micro_step, ..self.step_state(step) })?;
+            let shape =
+                self.prepare_batch(objective, StepState { micro_step, ..self.step_state(step) })?;
             let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
             let (mut found, mut layer) = (None, "the embedding".to_owned());
             let mut watch = |backend: &mut dyn Backend, op: &Op<'_>| {
@@ -59,7 +60,7 @@ impl Trainer {
                 }
                 Ok(())
             };
-            let pass = recipe.pass(&mut **backend, &phase);
+            let pass = recipe.pass(&mut **backend, &phase, shape);
             model.evaluate(&mut Pass { watch: Some(&mut watch), ..pass })?;
             if found.is_some() {
                 return Ok(found);

@@ -92,7 +92,7 @@ impl Trainer {
             return Ok(noise);
         }
         check_interrupt(&self.interrupt)?;
-        self.prepare_batch(objective, self.step_state(step))?;
+        let shape = self.prepare_batch(objective, self.step_state(step))?;
         let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
         let mut watch = |backend: &mut dyn Backend, op: &Op<'_>| {
             let &Op::Sparse(SparseOp::MvueCompress(MvueCompress { dz, site, estimator, .. })) = op
@@ -108,7 +108,7 @@ impl Trainer {
             noise.push(GradientNoise { name, variance, square });
             Ok(())
         };
-        let pass = recipe.pass(&mut **backend, &phase);
+        let pass = recipe.pass(&mut **backend, &phase, shape);
         model.train(&mut Pass { watch: Some(&mut watch), ..pass })?;
         Ok(noise)
     }

@@ -102,7 +102,7 @@ impl Trainer {
             })
         };
         match values {
-            KeptValues::Identity => backend.graph(Part::Compress.of_phase(0), &mut compress),
+            KeptValues::Identity => backend.graph(Part::Compress.of_phase(0, None), &mut compress),
             // A captured graph would keep the scales of earlier weights.
             KeptValues::SoftThreshold => compress(&mut **backend),
         }

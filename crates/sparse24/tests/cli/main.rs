@@ -27,4 +27,5 @@ mod study;
 mod support;
 mod tensorboard;
 mod training;
+mod translation;
 mod watch;

@@ -13,7 +13,7 @@ use sparse24_tests::oracle::{
     optimizer::Step,
 };
 use sparse24_train::{
-    model::{DeitSpec, Gpt2Spec, ModelSpec, Sparsify},
+    model::{DeitSpec, Gpt2Spec, ModelSpec, Sparsify, TransformerSpec},
     nn::{BatchShape, NoWeightDecay},
     objective::Batch,
     optim::{Adam, MaskedDecay, UpdateRule},
@@ -31,6 +31,9 @@ fn without(model: &ModelSpec, part: Option<Part>) -> ModelSpec {
         }
         (ModelSpec::Deit(spec), Some(Part::Smoothing)) => {
             ModelSpec::Deit(DeitSpec { label_smoothing: 0.0, ..*spec })
+        }
+        (ModelSpec::Transformer(spec), Some(Part::Smoothing)) => {
+            ModelSpec::Transformer(TransformerSpec { label_smoothing: 0.0, ..*spec })
         }
         _ => model.clone(),
     }
@@ -444,16 +447,26 @@ pub(crate) fn sparsified(spec: &ModelSpec) -> impl Iterator<Item = (String, u32)
         ModelSpec::Gpt2(spec) => spec.sparsify,
         ModelSpec::Bert(spec) | ModelSpec::CrammedBert(spec) => spec.sparsify,
         ModelSpec::Deit(spec) => spec.sparsify,
+        ModelSpec::Transformer(spec) => spec.sparsify,
         other => panic!("the oracle has no {other:?}"),
     };
     let attention = sparsify == Sparsify::FfnAndAttention;
     let named = parameters(spec).into_iter().zip(0..).map(|((name, _), number)| (name, number));
     named.filter(move |(name, _)| {
-        let is_of_attention = name.contains(".att");
-        let is_linear =
-            [".mlp.", ".ffn.", ".attn.", ".self.", "intermediate.dense.", ".output.dense."]
-                .iter()
-                .any(|part| name.contains(part));
+        let is_of_attention = name.contains(".att") || name.contains("_attn.");
+        let is_linear = [
+            ".fc1.",
+            ".fc2.",
+            "_attn.",
+            ".mlp.",
+            ".ffn.",
+            ".attn.",
+            ".self.",
+            "intermediate.dense.",
+            ".output.dense.",
+        ]
+        .iter()
+        .any(|part| name.contains(part));
         name.ends_with(".weight") && is_linear && (attention || !is_of_attention)
     })
 }

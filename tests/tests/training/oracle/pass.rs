@@ -9,7 +9,7 @@ use sparse24_tests::oracle::{
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{bert, crammed_bert, deit, gpt2};
+use super::{bert, crammed_bert, deit, gpt2, transformer};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -63,6 +63,7 @@ impl Pass<'_> {
             ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
             ModelSpec::CrammedBert(spec) => crammed_bert::loss(self, spec, batch),
             ModelSpec::Deit(spec) => deit::loss(self, spec, batch),
+            ModelSpec::Transformer(spec) => transformer::loss(self, spec, batch),
             other => panic!("the oracle has no {other:?}"),
         }
     }
@@ -76,6 +77,7 @@ impl Pass<'_> {
                 crammed_bert::train(self, spec, batch, scale, gradients)
             }
             ModelSpec::Deit(spec) => deit::train(self, spec, batch, scale, gradients),
+            ModelSpec::Transformer(spec) => transformer::train(self, spec, batch, scale, gradients),
             other => panic!("the oracle has no {other:?}"),
         }
     }

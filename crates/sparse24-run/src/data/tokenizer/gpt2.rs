@@ -60,7 +60,7 @@ static CLASSES: [Class; 256] = {
 ///
 /// `\s+(?!\S)` matches a run of white space without its last character if something follows the
 /// run, so that a space goes with the word after it; the run of one character is a word itself.
-fn word(text: &str) -> usize {
+pub(super) fn word(text: &str) -> usize {
     let bytes = text.as_bytes();
     let class = |at: usize| CLASSES[usize::from(bytes[at])];
     if bytes[0] == b'\'' {
@@ -112,7 +112,7 @@ pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
 
 /// Appends the ids of a word: of all neighbours whose bytes together are a token, those with the
 /// lowest id, and the first of these, are merged, until there are none.
-fn merge(
+pub(super) fn merge(
     word: &[u8],
     ranks: &FxHashMap<Vec<u8>, u32>,
     parts: &mut Vec<(usize, u32)>,

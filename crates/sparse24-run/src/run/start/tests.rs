@@ -6,9 +6,8 @@ use super::*;
 use crate::{
     checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
-    data::Dataset,
     disk::fault::{self, Fault, Plan},
-    run::{open_dataset, save_imported},
+    run::{RunData, open_data, save_imported},
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{estimate::estimate, model::Sparsify};
@@ -23,8 +22,8 @@ fn tiny(method: &str) -> Config {
     Config::resolve(None, None, &settings).unwrap()
 }
 
-fn dataset() -> Dataset {
-    open_dataset(&tiny("dense")).unwrap()
+fn dataset() -> RunData {
+    open_data(&tiny("dense")).unwrap()
 }
 
 /// The checkpoint of step 0.

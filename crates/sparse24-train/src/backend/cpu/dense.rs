@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2};
+use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
 use sparse24_core::{
     op::{Accumulate, Dropout, NonFinite},
     philox::Stream,
@@ -145,11 +145,12 @@ impl CpuBackend {
 
     fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
         self.write([op.dw], |cpu, [dw]| {
+            let x = cpu.buffers.view(op.x);
             let dz = match op.dz {
                 Gradient::Dense(t) => cpu.buffers.view(t),
-                Gradient::Sampled(Gradient24(at)) => cpu.gradients24[at].view(),
+                Gradient::Sampled(Gradient24(at)) => cpu.gradients24[at].slice(s![..x.nrows(), ..]),
             };
-            matmul(dz.t(), cpu.buffers.view(op.x), dw, op.accumulate)
+            matmul(dz.t(), x, dw, op.accumulate)
         })
     }
 
@@ -269,7 +270,8 @@ impl CpuBackend {
         self.write([op.rows], |cpu, [rows]| {
             let (tokens, table) = (cpu.buffers.ids(op.tokens), cpu.buffers.view(op.token_table));
             let positions = op.position_table.map(|t| cpu.buffers.view(t));
-            embedding::embed_forward(tokens, op.sequence_length, table, positions, rows)
+            let (length, scale) = (op.sequence_length, op.scale);
+            embedding::embed_forward(tokens, length, (scale, table), positions, rows)
         })
     }
 
@@ -279,7 +281,7 @@ impl CpuBackend {
                    positions: Option<ArrayViewMut2<'_, f32>>| {
             let (rows, tokens) = (cpu.buffers.view(op.rows), cpu.buffers.ids(op.tokens));
             let length = op.sequence_length;
-            embedding::embed_backward(rows, tokens, length, table, positions, Accumulate::Add)
+            embedding::embed_backward(rows, tokens, length, (op.scale, table), positions)
         };
         match op.position_table {
             None => self.write([op.token_table], |cpu, [table]| run(cpu, table, None)),

@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use ndarray::s;
 use sparse24_core::{Mask, prune::ValueMap};
 use sparse24_cpu::{
     mvue::mvue_prune, permute::permuted_mask, prune::masked, search::mask_search,
@@ -56,12 +57,13 @@ impl CpuBackend {
 
     /// The estimator reads dZ as it is stored, and its values are stored likewise.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
-        let Gradient24(out) = op.out;
-        let mut sampled = mem::take(&mut self.gradients24[out]);
+        let Gradient24(number) = op.out;
+        let mut sampled = mem::take(&mut self.gradients24[number]);
         let dz = self.buffers.view(op.dz);
-        let done = mvue_prune(dz, op.estimator, self.state.stream(op.site), sampled.view_mut());
-        self.round(sampled.view_mut());
-        self.gradients24[out] = sampled;
+        let mut out = sampled.slice_mut(s![..dz.nrows(), ..]);
+        let done = mvue_prune(dz, op.estimator, self.state.stream(op.site), out.view_mut());
+        self.round(out);
+        self.gradients24[number] = sampled;
         Ok(done?)
     }
 }

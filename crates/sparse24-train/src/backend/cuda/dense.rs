@@ -148,7 +148,7 @@ impl CudaBackend {
                 Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
             }
             Gradient::Sampled(Gradient24(at)) => {
-                let a = self.gradients24[at];
+                let a = self.gradients24[at].narrowed(op.x.shape[0]);
                 let ([m, k], n) = (a.shape(), x.shape()[1]);
                 let product = (spmm24::Form::Straight, [m, n, k], accumulate);
                 let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);
@@ -235,6 +235,7 @@ impl CudaBackend {
         embedding::Embed {
             tokens: self.buffers.ids(op.tokens),
             context: op.sequence_length,
+            scale: op.scale,
             token_table: self.buffers.floats(op.token_table),
             position_table: op.position_table.map(|t| self.buffers.floats(t)),
             rows: self.buffers.activations(op.rows),

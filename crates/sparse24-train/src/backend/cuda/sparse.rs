@@ -22,7 +22,7 @@ impl CudaBackend {
             SparseOp::CompressWeight(op) => self.compress_weight(op),
             SparseOp::MvueCompress(op) => {
                 let (dz, Gradient24(out)) = (self.buffers.activations(op.dz), op.out);
-                let out = self.gradients24[out];
+                let out = self.gradients24[out].narrowed(dz.shape()[0]);
                 Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
             }
         }

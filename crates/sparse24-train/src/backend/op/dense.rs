@@ -229,13 +229,15 @@ pub struct AttentionBackward {
     pub dqkv: [Tensor; 3],
 }
 
-/// `out = E[tokens] + P[position in the sequence]`.
+/// `out = scale E[tokens] + P[position in the sequence]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed {
     /// Token ids `[p, 1]`.
     pub tokens: Tensor,
     /// Tokens per sequence.
     pub sequence_length: usize,
+    /// The factor of E: 1, or that of a Transformer, sqrt(d).
+    pub scale: f32,
     /// E `[V, d]`, or its gradient.
     pub token_table: Tensor,
     /// P `[at least sequence_length, d]`, or its gradient.
@@ -248,7 +250,8 @@ pub struct Embed {
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedForward(pub Embed);
 
-/// The gradient of [`EmbedForward`]: added to the gradients of the tables, in token order.
+/// The gradient of [`EmbedForward`]: added to the gradients of the tables, in token order. The sum
+/// of a token's rows is multiplied by the scale before it is added.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedBackward(pub Embed);
 

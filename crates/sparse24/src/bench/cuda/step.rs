@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     settings.extend(method.map(|method| format!("method.name={method}")));
     settings.push("backend.name=cuda".to_owned());
     let config = Config::resolve(Some(preset), None, &settings)?;
-    let mut recipe = config.recipe(vocabulary(&config))?;
+    let mut recipe = config.recipe(config.usual_vocabulary())?;
     let interval = refresh_often(&mut recipe);
     let signals = Signals::take()?;
     let backend = CudaBackend::open(args.override_settings(config.backend.settings()))?;
@@ -105,11 +105,6 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
         error => error.into(),
     })?;
     if args.json { print_json(&report) } else { print_table(&report, &recipe) }
-}
-
-/// Token ids of a model, whose data are not read.
-fn vocabulary(config: &Config) -> usize {
-    config.model.usual_vocabulary(config.data.tokenizer)
 }
 
 /// Makes mask refreshes frequent, unless every step refreshes anyway. Returns the configured
@@ -417,7 +412,7 @@ mod tests {
         let others = [format!("method.name={method}"), "batch.size=2".into(), "steps=100".into()];
         let config = Config::resolve(Some(preset), None, &[&settings[..], &others].concat())
             .expect("valid settings");
-        let mut recipe = config.recipe(vocabulary(&config)).expect("a valid recipe");
+        let mut recipe = config.recipe(config.usual_vocabulary()).expect("a valid recipe");
         let interval = refresh_often(&mut recipe);
         let backend = (config.backend_entry().expect("the CPU").open)(config.backend.settings())
             .expect("the CPU opens");
@@ -460,7 +455,7 @@ mod tests {
         ] {
             let given = [format!("data.tokenizer={tokenizer}")];
             let config = Config::resolve(Some(preset), None, &given).expect("valid settings");
-            let recipe = config.recipe(vocabulary(&config)).expect("a valid recipe");
+            let recipe = config.recipe(config.usual_vocabulary()).expect("a valid recipe");
             assert_eq!(recipe.model.vocabulary(), ids, "{preset}, {tokenizer}");
             let mut batch = Batch::default();
             batches(&recipe).fill(1, 0, &mut batch).expect("no file is read");

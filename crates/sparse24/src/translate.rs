@@ -1,0 +1,171 @@
+//! `sparse24 translate`: translates sentences with a Transformer.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+use sparse24_run::{
+    data::END,
+    disk,
+    translation::{BeamSearch, Bleu},
+};
+
+use crate::{
+    eval::Which,
+    failure::{Exit, Failure},
+    output::{note, say},
+    progress::WorkProgress,
+    signals::Signals,
+    train::on_threads,
+};
+
+/// Translate sentences, one on a line, with a run or a checkpoint
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// File with the sentences [default: standard input]
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// File for the translations, in the order of the input [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// File with reference translations: also print the BLEU
+    #[arg(long, value_name = "FILE")]
+    bleu: Option<PathBuf>,
+    /// Hypotheses of a sentence that are followed
+    #[arg(long, default_value_t = 4, allow_negative_numbers = true)]
+    beam: usize,
+    /// Exponent of the length by which the log probability of a translation is divided
+    #[arg(long, default_value_t = 0.6, allow_negative_numbers = true)]
+    length_penalty: f64,
+    /// Print one JSON object per sentence
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let &Args { beam, length_penalty, .. } = args;
+    let wrong = |problem: String| Err(Failure::new(Exit::Usage, problem));
+    if !length_penalty.is_finite() {
+        return wrong(format!(
+            "--length-penalty: expected a finite number, found {length_penalty}"
+        ));
+    }
+    let mut model = args.which.read()?;
+    let recipe = model.recipe();
+    let run = args.which.run.display();
+    let Some(longest) = model.config.pair_source().map(|source| source.longest) else {
+        let problem = format!("{run} does not translate: it is no Transformer");
+        return Err(Failure::new(Exit::Input, problem));
+    };
+    let vocabulary = recipe.model.vocabulary();
+    let Some(tokenizer) = model.tokenizer.take() else {
+        let problem = format!("{run} has no tokenizer.json, so it knows token ids but no text");
+        return Err(Failure::new(Exit::Input, problem));
+    };
+    debug_assert!(tokenizer.vocabulary() as usize <= vocabulary);
+    let input = match &args.input {
+        Some(path) => read(path)?,
+        None => {
+            let mut text = String::new();
+            io::stdin()
+                .read_to_string(&mut text)
+                .map_err(|error| Failure::new(Exit::Input, format!("standard input: {error}")))?;
+            text
+        }
+    };
+    let references = args.bleu.as_deref().map(read).transpose()?;
+    let lines: Vec<&str> = input.lines().map(str::trim).collect();
+    let name = args.input.as_deref().map_or("standard input".into(), Path::to_string_lossy);
+    if let (Some(path), Some(text)) = (&args.bleu, &references)
+        && text.lines().count() != lines.len()
+    {
+        let (found, expected) = (text.lines().count(), lines.len());
+        let problem = format!(
+            "--bleu {}: has {found} lines, {name} {expected}; expected a reference for each",
+            path.display()
+        );
+        return Err(Failure::new(Exit::Input, problem));
+    }
+    let mut sources = Vec::with_capacity(lines.len());
+    for (line, number) in lines.iter().zip(1..) {
+        let refuse = |problem: String| {
+            Failure::new(Exit::Input, format!("{name}: line {number}: {problem}"))
+        };
+        let mut ids = tokenizer.encode(line).map_err(|error| refuse(error.to_string()))?;
+        ids.push(END);
+        if ids.len() > longest {
+            return Err(refuse(format!(
+                "has {} tokens, the model reads {} at most; divide the sentence",
+                ids.len() - 1,
+                longest - 1
+            )));
+        }
+        sources.push(ids);
+    }
+    let config = model.config.clone();
+    let signals = Signals::listen_for_stop()?;
+    on_threads(&config, || {
+        let mut trainer = model.into_trainer()?;
+        let most = trainer.recipe().batch.size;
+        if !(1..=most).contains(&beam) {
+            return wrong(format!("--beam: expected 1 to {most} for this model, found {beam}"));
+        }
+        trainer.interrupt_on(signals.any());
+        let vocabulary = tokenizer.vocabulary() as usize;
+        let search = BeamSearch { beam, length_penalty, vocabulary };
+        // An empty line stays empty.
+        let is_text = |number: &usize| sources[*number].len() > 1;
+        let numbers: Vec<usize> = (0..sources.len()).filter(is_text).collect();
+        let texts: Vec<&[u32]> = numbers.iter().map(|&number| &sources[number][..]).collect();
+        let mut progress = WorkProgress::new("translating");
+        let all = texts.len() as u64;
+        let found = search
+            .translate(&mut trainer, &texts, |done| progress.update(done as u64, all))
+            .map_err(|error| match signals.received() {
+                Some(exit) => Failure::new(exit, "interrupted; nothing was written"),
+                None => error.into(),
+            })?;
+        drop(progress);
+        let mut translations = vec![(String::new(), 0.0); sources.len()];
+        for (&number, translation) in numbers.iter().zip(&found) {
+            let text = tokenizer.decode(&translation.tokens)?;
+            let text = String::from_utf8_lossy(&text).replace(['\n', '\r'], " ");
+            translations[number] = (text, translation.score);
+        }
+        let written = |(source, (text, score)): (&&str, &(String, f64))| match args.json {
+            true => json!({"source": source, "translation": text, "score": score}).to_string(),
+            false => text.clone(),
+        };
+        let written: Vec<String> = lines.iter().zip(&translations).map(written).collect();
+        match &args.out {
+            Some(path) => {
+                let text: String = written.iter().map(|line| format!("{line}\n")).collect();
+                disk::write_atomically(path, text.as_bytes())?;
+            }
+            None => {
+                for line in &written {
+                    say!("{line}");
+                }
+            }
+        }
+        if let Some(text) = &references {
+            let pairs = translations.iter().zip(text.lines());
+            let bleu = Bleu::of(pairs.map(|((found, _), reference)| [found.as_str(), reference]));
+            let line = format!("BLEU {:.2} ({})", bleu.score(), Bleu::SIGNATURE);
+            // Standard output holds the translations, unless they are in a file.
+            if args.out.is_some() { say!("{line}") } else { note(line) }
+        }
+        Ok(())
+    })
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| {
+        Failure::new(Exit::Input, format!("{}: cannot be read as text: {error}", path.display()))
+    })
+}

@@ -1,0 +1,113 @@
+//! A Transformer, from training to translations and their BLEU, and its refusals.
+
+use crate::support::{Place, SAVED};
+
+/// Sentences of a grammar that is the same in both languages, word by word.
+fn write_pairs(place: &Place) {
+    const WORDS: [[&str; 2]; 6] = [
+        ["the", "der"],
+        ["dog", "Hund"],
+        ["sees", "sieht"],
+        ["a", "eine"],
+        ["cat", "Katze"],
+        ["today", "heute"],
+    ];
+    let lines = |language: usize, from: usize, count: usize| -> String {
+        let sentence = |i: usize| {
+            let words: Vec<_> =
+                (0..2 + i % 4).map(|at| WORDS[(i * 7 + at * 5) % 6][language]).collect();
+            words.join(" ") + "\n"
+        };
+        (from..from + count).map(sentence).collect()
+    };
+    std::fs::create_dir_all(place.path("pairs")).unwrap();
+    for (language, name) in ["en", "de"].into_iter().enumerate() {
+        place.write(&format!("pairs/train.{name}"), lines(language, 0, 40));
+        place.write(&format!("pairs/val.{name}"), lines(language, 3, 6));
+    }
+}
+
+/// A small Transformer; 64 tokens of each language at most in a batch.
+const SMALL: &str = "--set model.kind=transformer --set model.bias=true \
+    --set model.activation=relu --set model.label_smoothing=0.1 --set model.dropout=0.1 \
+    --set model.sequence_length=16 --set batch.size=4 --set data.path=pairs \
+    --set data.tokenizer=bpe --set data.source=en --set data.target=de \
+    --set data.vocabulary=300";
+
+#[test]
+fn a_run_repeats_its_bits_and_translates() {
+    let place = Place::new();
+    write_pairs(&place);
+    for method in ["dense", "fst"] {
+        let summary = place.train(method, &format!("{SMALL} --method {method} {SAVED}"));
+        let bleu = summary["scores"]["bleu"].as_f64().unwrap();
+        assert!((0.0..=100.0).contains(&bleu), "{bleu}");
+        place.repeats(method);
+        let report = place.json(&format!("eval {method} --bleu --json"));
+        assert_eq!(report["loss"], summary["val_loss"], "{method}");
+        assert!(report["scores"]["bleu"].as_f64().is_some(), "{report}");
+    }
+    let more = format!("{SMALL} --method fst {SAVED} --set backend.threads=3");
+    place.train("threads", &more);
+    assert!(place.model("threads", 12) == place.model("fst", 12), "other bits on three threads");
+    // In the order of the input, an empty line as it is.
+    place.write("input", "the dog\n\na cat sees the dog today\n");
+    place.write("reference", "der Hund\n\neine Katze sieht der Hund heute\n");
+    let text = place.answer("translate fst --input input");
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(text.lines().nth(1).unwrap().is_empty(), "{text}");
+    let line = place.answer("translate fst --input input --bleu reference --out found");
+    assert!(line.starts_with("BLEU ") && line.contains("tok:13a|smooth:exp"), "{line}");
+    assert_eq!(place.read("found"), text);
+    let first = place.answer("translate fst --input input --json --beam 1");
+    let first: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+    assert_eq!(first["source"], "the dog");
+    assert!(first["score"].as_f64().is_some_and(|score| score < 0.0), "{first}");
+}
+
+#[test]
+fn what_a_transformer_cannot_read_or_do_is_refused() {
+    let place = Place::trained("--method dense");
+    write_pairs(&place);
+    place.train("en-de", &format!("{SMALL} --method dense"));
+    place.write(
+        "long",
+        "the dog\nthe dog sees a cat and a dog and a cat and a dog and a cat today\n",
+    );
+    place.write("one", "der Hund\n");
+    for (line, code, pattern) in [
+        ("translate run --input one", 3, "run does not translate"),
+        (
+            "translate en-de --input long",
+            3,
+            "long: line 2: has * tokens, the model reads 15 at most",
+        ),
+        ("translate en-de --input none", 3, "none: cannot be read as text"),
+        ("translate en-de --input long --bleu one", 3, "one: has 1 lines, long 2"),
+        ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
+        ("translate en-de --input one --length-penalty nan", 2, "--length-penalty: expected"),
+        ("eval run --bleu", 2, "--bleu: run does not translate"),
+        ("sample en-de", 3, "does not generate text"),
+    ] {
+        let (_, error) = place.exits(line, code);
+        let parts: Vec<_> = pattern.split('*').collect();
+        assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+    }
+    let train = format!("train {SMALL} --set steps=1 --out other");
+    for (set, expected) in [
+        ("model.sequence_length=12", "a multiple of 8"),
+        ("data.tokenizer=byte", "bpe or dictionary"),
+        ("data.target=en", "another language"),
+        ("data.source=fr", "set data.source and data.target"),
+        ("data.path=none", "is no folder"),
+        ("model.label_smoothing=1.0", "a number in [0, 1)"),
+        ("data.tokenizer=dictionary", "holds no dict.en.txt"),
+    ] {
+        let (code, _, error) = place.run(&format!("{train} --set {set}"));
+        assert!(code != Some(0) && error.contains(expected), "{set}: {code:?} {error}");
+        assert!(!place.path("other").exists(), "{set}");
+    }
+    place.edit("pairs/train.de", "der", "die");
+    let (code, _, error) = place.run("resume en-de --set steps=13");
+    assert!(code != Some(0) && error.contains("data of"), "{error}");
+}
