@@ -106,9 +106,9 @@ pub fn tokenized_13a(line: &str) -> String {
     let is_stop = |c: char| matches!(c, '.' | ',');
     let is_digit = |c: char| c.is_ascii_digit();
     // Periods and commas are tokens but between digits, and so is a dash after a digit.
-    let apart = pairs(&apart, |a, b| (!is_digit(a) && is_stop(b)).then(|| [a, ' ', b, ' ']));
-    let apart = pairs(&apart, |a, b| (is_stop(a) && !is_digit(b)).then(|| [' ', a, ' ', b]));
-    let apart = pairs(&apart, |a, b| (is_digit(a) && b == '-').then(|| [a, ' ', b, ' ']));
+    let apart = pairs(&apart, |a, b| (!is_digit(a) && is_stop(b)).then_some([a, ' ', b, ' ']));
+    let apart = pairs(&apart, |a, b| (is_stop(a) && !is_digit(b)).then_some([' ', a, ' ', b]));
+    let apart = pairs(&apart, |a, b| (is_digit(a) && b == '-').then_some([a, ' ', b, ' ']));
     apart.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
