@@ -4,7 +4,7 @@ use ndarray::{Array1, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, check, elementwise};
+use crate::{Error, check, elementwise, simd::vectorised};
 
 /// z += bias in every row: z `[p, r]`, bias `[r]`.
 ///
@@ -43,9 +43,14 @@ pub fn bias_grad(
         .into_par_iter()
         .map(|block| {
             let mut sums = Array1::zeros(block.ncols());
-            for row in block.rows() {
-                Zip::from(&mut sums).and(row).for_each(|sum, &value| *sum += value);
-            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    for row in block.rows() {
+                        Zip::from(&mut sums).and(row).for_each(|sum, &value| *sum += value);
+                    }
+                },
+            );
             sums
         })
         .collect();

@@ -5,11 +5,11 @@
 //! set that faer detects.
 
 use faer::{Accum, MatMut, MatRef, Par};
-use ndarray::{ArrayView2, ArrayViewMut2, CowArray, Ix2};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, CowArray, Ix2};
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, check, math, simd::vectorised};
+use crate::{Error, bias::bias_forward, check, math, simd::vectorised};
 
 /// C = A B, or C += A B: A `[m, k]`, B `[k, n]`, C `[m, n]`.
 ///
@@ -35,8 +35,34 @@ use crate::{Error, check, math, simd::vectorised};
 pub fn matmul(
     a: ArrayView2<'_, f32>,
     b: ArrayView2<'_, f32>,
+    c: ArrayViewMut2<'_, f32>,
+    accumulate: Accumulate,
+) -> Result<(), Error> {
+    matmul_then(a, b, c, accumulate, |_| Ok(()))
+}
+
+/// C = A B + bias in every row, with the bits of [`matmul`] and then
+/// [`bias_forward`](crate::bias::bias_forward): bias `[n]`.
+///
+/// # Errors
+/// [`Error::Shape`] if B, C or the bias does not fit.
+pub fn matmul_bias(
+    a: ArrayView2<'_, f32>,
+    b: ArrayView2<'_, f32>,
+    bias: ArrayView1<'_, f32>,
+    c: ArrayViewMut2<'_, f32>,
+) -> Result<(), Error> {
+    check::vector("matmul_bias", "bias", &bias, c.ncols())?;
+    matmul_then(a, b, c, Accumulate::Overwrite, |strip| bias_forward(strip, bias))
+}
+
+/// [`matmul`], and then `finish` on strips of rows of C, each while it is in the cache.
+fn matmul_then(
+    a: ArrayView2<'_, f32>,
+    b: ArrayView2<'_, f32>,
     mut c: ArrayViewMut2<'_, f32>,
     accumulate: Accumulate,
+    finish: impl Fn(ArrayViewMut2<'_, f32>) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let ((m, k), n) = (a.dim(), b.ncols());
     check::matrix("matmul", "b", &b, [k, n])?;
@@ -48,17 +74,15 @@ pub fn matmul(
         if accumulate == Accumulate::Overwrite {
             c.fill(0.0);
         }
-        return Ok(());
+        return finish(c);
     }
     let (a, b) = (contiguous(a), contiguous(b));
-    match c.as_slice_mut() {
-        Some(slice) => product(&a, &b, slice, accumulate),
-        None => {
-            let mut copy = c.to_owned().as_standard_layout().into_owned();
-            product(&a, &b, copy.as_slice_mut().expect("standard layout"), accumulate);
-            c.assign(&copy);
-        }
+    if let Some(slice) = c.as_slice_mut() {
+        return product(&a, &b, slice, accumulate, finish);
     }
+    let mut copy = c.to_owned().as_standard_layout().into_owned();
+    product(&a, &b, copy.as_slice_mut().expect("standard layout"), accumulate, finish)?;
+    c.assign(&copy);
     Ok(())
 }
 
@@ -68,14 +92,16 @@ fn product(
     b: &CowArray<'_, f32, Ix2>,
     c: &mut [f32],
     accumulate: Accumulate,
-) {
+    finish: impl Fn(ArrayViewMut2<'_, f32>) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
     let (m, n) = (a.nrows(), b.ncols());
+    let finish =
+        |c: &mut [f32]| finish(ArrayViewMut2::from_shape((c.len() / n, n), c).expect("whole rows"));
     // faer sums a product with a vector in an order that depends on the number of threads.
-    if m == 1 {
-        return vector_matrix(&a.iter().copied().collect::<Vec<_>>(), b.view(), c, accumulate);
-    }
-    if n == 1 {
-        return vector_matrix(&b.iter().copied().collect::<Vec<_>>(), a.t(), c, accumulate);
+    if m == 1 || n == 1 {
+        let (x, b) = if m == 1 { (a, b.view()) } else { (b, a.t()) };
+        vector_matrix(&x.iter().copied().collect::<Vec<_>>(), b, c, accumulate);
+        return finish(c);
     }
     let (a, b) = (faer_view(a), faer_view(b));
     let accumulate = match accumulate {
@@ -83,15 +109,16 @@ fn product(
         Accumulate::Add => Accum::Add,
     };
     let height = panel_rows(m, n);
-    MatMut::from_row_major_slice_mut(c, m, n).par_row_chunks_mut(height).enumerate().for_each(
-        |(i, strip)| {
-            let a = a.subrows(i * height, strip.nrows());
-            strip.par_col_chunks_mut(PANEL_COLUMNS).enumerate().for_each(|(j, panel)| {
-                let b = b.subcols(j * PANEL_COLUMNS, panel.ncols());
-                faer::linalg::matmul::matmul(panel, accumulate, a, b, 1.0, Par::Seq);
-            });
-        },
-    );
+    c.par_chunks_mut(height * n).enumerate().try_for_each(|(i, strip)| {
+        let rows = strip.len() / n;
+        let a = a.subrows(i * height, rows);
+        let panels = MatMut::from_row_major_slice_mut(&mut *strip, rows, n);
+        panels.par_col_chunks_mut(PANEL_COLUMNS).enumerate().for_each(|(j, panel)| {
+            let b = b.subcols(j * PANEL_COLUMNS, panel.ncols());
+            faer::linalg::matmul::matmul(panel, accumulate, a, b, 1.0, Par::Seq);
+        });
+        finish(strip)
+    })
 }
 
 /// Columns per panel: faer's kernel loses little at this width, and the packed part of B stays in

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod activation;
+pub mod add;
 pub mod attention;
 pub mod bias;
 mod check;

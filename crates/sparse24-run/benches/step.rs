@@ -1,33 +1,47 @@
-//! A whole training step of `shakespeare-char-cpu` against its products alone, in turns, dense and
-//! fst.
+//! Whole training steps of `shakespeare-char-cpu` and `bert-tiny-cpu` against their products alone,
+//! in turns, dense and fst.
 //!
 //! The products are those of the model's linear layers and head, at their shapes, through the
-//! kernel that the trainer uses. Deliberately absent: files; batches are random tokens.
+//! kernel that the trainer uses. Batches are random tokens, without files.
 
 use std::{hint::black_box, time::Instant};
 
 use ndarray::Array2;
 use sparse24_core::op::Accumulate;
 use sparse24_cpu::{gemm::matmul, on_threads, threads};
-use sparse24_run::config::preset;
+use sparse24_run::{
+    config::{Config, ModelKind, preset},
+    run::masked_lm,
+};
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
-    objective::{Batch, DataError, Objective},
+    nn::BatchShape,
+    objective::{Batch, DataError, MaskedLm, Objective, most_targets},
     trainer::{FlipSampling, Trainer},
 };
 
-const VOCABULARY: usize = 65;
 const ROUNDS: usize = 150;
 
-struct Random;
+/// Random tokens, each the target of the one before it, or masked.
+struct Random {
+    shape: BatchShape,
+    vocabulary: u32,
+    masked: Option<MaskedLm>,
+}
 
 impl Objective for Random {
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
-        let token = |at: u32| (at * 7919 + step * 104_729 + micro_step) % VOCABULARY as u32;
+        let p = self.shape.tokens() as u32;
+        let token = |at: u32| (at * 7919 + step * 104_729 + micro_step) % self.vocabulary;
         batch.clear();
-        batch.tokens.extend((0..12 * 64).map(token));
-        batch.targets.extend((1..12 * 64 + 1).map(token));
-        batch.counted = batch.targets.len();
+        batch.tokens.extend((0..p).map(token));
+        match &self.masked {
+            Some(masked) => masked.mask(step, micro_step, self.shape.sequence_length, batch),
+            None => {
+                batch.targets.extend((1..p + 1).map(token));
+                batch.counted = batch.targets.len();
+            }
+        }
         Ok(())
     }
 }
@@ -68,23 +82,35 @@ impl Products {
 }
 
 fn main() {
-    on_threads(0, measure).expect("the system starts threads");
+    on_threads(0, || ["shakespeare-char-cpu", "bert-tiny-cpu"].into_iter().for_each(measure))
+        .expect("the system starts threads");
 }
 
-fn measure() {
-    let config = preset::find("shakespeare-char-cpu").expect("the preset exists");
-    let (d, f, p) =
-        (config.model.d_model, config.model.d_ff, config.batch.size * config.model.sequence_length);
-    let mut layers: Vec<Products> = (0..config.model.layers)
-        .flat_map(|_| [[3 * d, d], [d, d], [f, d], [d, f]])
-        .chain([[VOCABULARY, d]])
-        .map(|shape| Products::new(p, shape))
-        .collect();
-    let mut trainers = ["dense", "fst"].map(|method| {
+fn measure(name: &str) {
+    let config = preset::find(name).expect("the preset exists");
+    let Config { model, batch, .. } = &config;
+    let (d, f) = (model.d_model, model.d_ff);
+    let shape = BatchShape { size: batch.size, sequence_length: model.sequence_length };
+    let p = shape.tokens();
+    let vocabulary = if model.kind == ModelKind::Bert { 257 } else { 65 };
+    let recipe = |method: &str| {
         let mut config = config.clone();
         config.method.name = method.to_owned();
-        let recipe = config.recipe(VOCABULARY).expect("the preset is possible");
-        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe)
+        config.recipe(vocabulary).expect("the preset is possible")
+    };
+    let masked = masked_lm(&recipe("dense"), None);
+    let (of_head, head): (usize, &[[usize; 2]]) = match &masked {
+        Some(masked) => (most_targets(masked.probability, p), &[[d, d], [vocabulary, d]]),
+        None => (p, &[[vocabulary, d]]),
+    };
+    let blocks = (0..model.layers).flat_map(|_| [[3 * d, d], [d, d], [f, d], [d, f]]);
+    let mut layers: Vec<Products> = blocks
+        .map(|shape| Products::new(p, shape))
+        .chain(head.iter().map(|&shape| Products::new(of_head, shape)))
+        .collect();
+    let data = Random { shape, vocabulary: vocabulary as u32, masked };
+    let mut trainers = ["dense", "fst"].map(|method| {
+        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe(method))
             .expect("the preset can be trained")
     });
 
@@ -96,7 +122,7 @@ fn measure() {
         for (trainer, times) in trainers.iter_mut().zip(&mut times[1..]) {
             let began = Instant::now();
             let outcome =
-                trainer.train_step(&Random, FlipSampling::Skip).expect("the step is finite");
+                trainer.train_step(&data, FlipSampling::Skip).expect("the step is finite");
             times.push(began.elapsed().as_secs_f64() * 1e3);
             assert!(outcome.loss.is_finite(), "a step that is timed must be a step");
         }
@@ -106,7 +132,8 @@ fn measure() {
         times[(share * (times.len() - 1) as f64) as usize]
     };
     println!(
-        "{} threads, {ROUNDS} rounds in turns, ms: p10, median, p90, median over the products'",
+        "{name}, {} threads, {ROUNDS} rounds in turns, ms: p10, median, p90, median over the \
+         products'",
         threads()
     );
     let products = quantile(&mut times[0], 0.5);

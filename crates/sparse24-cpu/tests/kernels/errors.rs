@@ -12,11 +12,12 @@ use sparse24_core::{
 use sparse24_cpu::{
     Error,
     activation::{activation_backward, activation_forward},
+    add::add,
     attention::attention_forward,
     bias::bias_forward,
     dropout::dropout,
     embedding::embed_forward,
-    gemm::matmul,
+    gemm::{matmul, matmul_bias},
     loss::head_loss,
     mvue::{mvue_compress, mvue_prune},
     norm::norm_forward,
@@ -82,6 +83,11 @@ fn shape_errors_name_the_operand() {
     let sample =
         |out: [usize; 2]| mvue_prune(w.view(), Estimator::Exact, stream, zeros(out).view_mut());
     let bias = bias_forward(zeros([2, 3]).view_mut(), Array1::zeros(2).view());
+    let (ab, mut c) = (zeros([3, 3]), zeros([3, 3]));
+    let biased = matmul_bias(ab.view(), ab.view(), Array1::zeros(2).view(), c.view_mut());
+    let sum = |x: [usize; 2], delta: [usize; 2]| {
+        add(Some(zeros(x).view()), zeros(delta).view(), zeros([2, 3]).view_mut())
+    };
     let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, None, 1.0).map(drop);
     for (result, operand, expected, found) in [
         (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
@@ -95,6 +101,9 @@ fn shape_errors_name_the_operand() {
         (step([6, 8], 4), "mask", [1, 48], [1, 32]),
         (l1_distance(&[0.0; 3], &[0.0; 2]).map(drop), "b", [1, 3], [1, 2]),
         (bias, "bias", [1, 3], [1, 2]),
+        (biased, "bias", [1, 3], [1, 2]),
+        (sum([3, 2], [2, 3]), "x", [2, 3], [3, 2]),
+        (sum([2, 3], [2, 4]), "delta", [2, 3], [2, 4]),
         (embed(2), "wpe", [2, 2], [1, 2]),
         (embed(0), "wpe", [1, 2], [1, 2]),
         (targets, "targets", [3, 1], [1, 1]),

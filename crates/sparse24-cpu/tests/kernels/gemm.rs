@@ -2,7 +2,10 @@
 
 use ndarray::{Array2, s};
 use sparse24_core::op::Accumulate;
-use sparse24_cpu::gemm::matmul;
+use sparse24_cpu::{
+    bias::bias_forward,
+    gemm::{matmul, matmul_bias},
+};
 
 use crate::input::{assert_close, column_major, poison, random};
 
@@ -40,6 +43,10 @@ fn every_layout_is_within_the_bound() {
             matmul(a.view(), b.view(), added.view_mut(), Accumulate::Add).unwrap();
             assert_close("overwritten", overwritten.view(), &expected, &bound);
             assert_close("added", added.view(), &sum, &added_bound);
+            let (bias, mut biased) = (c.row(0), poison([m, n]));
+            matmul_bias(a.view(), b.view(), bias, biased.view_mut()).unwrap();
+            bias_forward(overwritten.view_mut(), bias).unwrap();
+            assert_eq!(biased, overwritten);
         }
     }
 }

@@ -8,11 +8,13 @@ use sparse24_core::{
     philox::Stream,
 };
 use sparse24_cpu::{
-    activation, attention,
-    bias::{bias_forward, bias_grad},
+    activation,
+    add::add,
+    attention,
+    bias::bias_grad,
     dropout::{drop_sequences, dropout},
     embedding,
-    gemm::matmul,
+    gemm::{matmul, matmul_bias},
     loss::{self, head_loss, span_loss, squared_error},
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
@@ -126,12 +128,11 @@ impl CpuBackend {
     }
 
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
-        self.write_with_scratch([op.z], |cpu, scratch, [mut z]| {
+        self.write_with_scratch([op.z], |cpu, scratch, [z]| {
             let (x, w) = (cpu.buffers.view(op.x), cpu.weight(op.weight, scratch));
-            matmul(x, w.t(), z.view_mut(), Accumulate::Overwrite)?;
             match op.bias {
-                Some(bias) => bias_forward(z, cpu.buffers.row(bias)),
-                None => Ok(()),
+                Some(bias) => matmul_bias(x, w.t(), cpu.buffers.row(bias), z),
+                None => matmul(x, w.t(), z, Accumulate::Overwrite),
             }
         })
     }
@@ -155,15 +156,9 @@ impl CpuBackend {
     }
 
     fn add(&mut self, op: &Add) -> Result<(), Error> {
-        self.write([op.out], |cpu, [mut out]| {
-            let delta = cpu.buffers.view(op.delta);
-            if op.x == op.out {
-                out += &delta;
-            } else {
-                out.assign(&cpu.buffers.view(op.x));
-                out += &delta;
-            }
-            Ok(())
+        self.write([op.out], |cpu, [out]| {
+            let x = (op.x != op.out).then(|| cpu.buffers.view(op.x));
+            add(x, cpu.buffers.view(op.delta), out)
         })
     }
 
