@@ -321,8 +321,10 @@ impl Run {
         if !loss.is_finite() {
             return Err(Error::NonFiniteEvaluation { step, loss, kept: None });
         }
+        drop(windows);
+        let mut show = |done, of| observer.working(Part::Evaluation, done, of);
         if step == self.config.steps
-            && let Some(bleu) = self.data.bleu(&mut self.trainer, |_, _| {})?
+            && let Some(bleu) = self.data.bleu(&mut self.trainer, &mut show)?
         {
             scores.insert("bleu".to_owned(), bleu);
         }

@@ -80,7 +80,7 @@ fn what_a_bert_cannot_do_is_refused() {
         (
             "config --preset bert-tiny-cpu --set model.activation_checkpointing=blocks",
             2,
-            "model.activation_checkpointing: BERT keeps all activations",
+            "model.activation_checkpointing: this model keeps all activations",
         ),
     ] {
         place.refuses(line, code, pattern);

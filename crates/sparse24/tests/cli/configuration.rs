@@ -24,7 +24,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("optimizer.schedule=cosin", unknown("optimizer.schedule", "cosin", "cosine")),
         ("optimizer.no_weight_decay=bias", unknown("optimizer.no_weight_decay", "bias", "")),
         ("model.sparsify=fnn", unknown("model.sparsify", "fnn", "ffn")),
-        ("data.tokenizer=bpe", unknown("data.tokenizer", "bpe", "")),
+        ("data.tokenizer=spm", unknown("data.tokenizer", "spm", "")),
         ("backend.arithmetic=f16", unknown("backend.arithmetic", "f16", "bf16")),
         ("backend.name=metal", unknown("backend.name", "metal", "")),
         ("method.name=fts", unknown("method.name", "fts", "fst")),

@@ -98,7 +98,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out out --validation 5000", 3, "text: 1000 tokens*5000"),
         ("text --out one", 3, "one: *not a folder"),
         ("text --out one/out", 4, "cannot create one: "),
-        ("text --out out --tokenizer word", 2, "'word'*byte, char, wordpiece, gpt2*file"),
+        ("text --out out --tokenizer word", 2, "'word'*byte, char, wordpiece, bpe, gpt2*file"),
         ("text --out out --tokenizer text", 3, "text: not a WordPiece vocabulary*same piece"),
         ("text --out out --tokenizer lines.jsonl", 3, "lines.jsonl: not a WordPiece"),
         ("text --out out --tokenizer wordpiece --pieces 5", 2, "--pieces*5"),

@@ -27,7 +27,8 @@ pub(super) const UNKNOWN: u32 = 3;
 /// Tokens before the merged ones: special ones and bytes.
 const FIRST: u32 = SPECIAL.len() as u32 + 256;
 
-/// The time of a word grows with the square of its bytes.
+/// The most bytes that are merged at a time, as the time grows with their square: a longer word is
+/// several.
 const LONGEST: usize = 64;
 
 /// The fewest tokens of a vocabulary.
@@ -115,7 +116,7 @@ impl Bpe {
             let mut words = Vec::new();
             while !text.is_empty() {
                 let (found, rest) = text.split_at(word(text));
-                words.push(spelled(found.as_bytes()));
+                words.extend(found.as_bytes().chunks(LONGEST).map(spelled));
                 text = rest;
             }
             Ok(words)
