@@ -3,11 +3,9 @@
 //! Nothing here comes from the code under test, apart from plain descriptions (shapes, settings)
 //! and the Philox block function, whose known answers core checks.
 
-mod bert;
-mod crammed_bert;
-mod deit;
 pub(super) mod fst;
-mod gpt2;
+mod models;
 pub(super) mod pass;
 mod sequence;
+mod sublayer;
 pub(super) mod transformer;

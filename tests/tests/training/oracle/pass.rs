@@ -2,14 +2,13 @@
 //!
 //! [`Operands`] are the weight of each product and the output gradient of each weight gradient.
 
-use sparse24_core::op::{AttentionMask, AttentionShape};
 use sparse24_tests::oracle::{
     arithmetic::{Arithmetic, Matrix, Tensors},
-    layers::{self, Address, Attention, Dropout, Normed},
+    layers::{self, Address, Dropout, Normed},
 };
 use sparse24_train::{model::ModelSpec, nn::BatchShape, objective::Batch};
 
-use super::{bert, crammed_bert, deit, gpt2, transformer};
+use super::{models, transformer};
 
 /// The operands of the products of a linear layer, by the name of its weight.
 pub(crate) trait Operands {
@@ -38,6 +37,19 @@ impl Operands for Dense<'_> {
     }
 }
 
+/// The backward pass of a head: dX, and the gradient of the token table if it is tied.
+pub(super) type HeadBackward =
+    Box<dyn FnOnce(&mut Pass<'_>, &mut Tensors) -> (Matrix, Option<Matrix>)>;
+
+/// A matrix of `height` rows, zero except for these.
+pub(super) fn scattered(x: &Matrix, rows: &[usize], height: usize) -> Matrix {
+    let mut all = Matrix::zeros((height, x.ncols()));
+    for (&row, x) in rows.iter().zip(x.rows()) {
+        all.row_mut(row).assign(&x);
+    }
+    all
+}
+
 /// Names and shapes of all parameters, in order of declaration.
 pub(crate) fn parameters(spec: &ModelSpec) -> Vec<(String, [usize; 2])> {
     let all = spec.parameters().expect("a possible shape").into_iter();
@@ -59,62 +71,27 @@ impl Pass<'_> {
     /// The sum of the targets' losses.
     pub(crate) fn loss(&mut self, batch: &Batch) -> f64 {
         match self.spec {
-            ModelSpec::Gpt2(spec) => gpt2::loss(self, spec, batch),
-            ModelSpec::Bert(spec) => bert::loss(self, spec, batch),
-            ModelSpec::CrammedBert(spec) => crammed_bert::loss(self, spec, batch),
-            ModelSpec::Deit(spec) => deit::loss(self, spec, batch),
             ModelSpec::Transformer(spec) => transformer::loss(self, spec, batch),
-            other => panic!("the oracle has no {other:?}"),
+            _ => models::loss(self, batch),
         }
     }
 
     /// The sum of the targets' losses; the gradients of `scale` times it are added to `gradients`.
     pub(crate) fn train(&mut self, batch: &Batch, scale: f64, gradients: &mut Tensors) -> f64 {
         match self.spec {
-            ModelSpec::Gpt2(spec) => gpt2::train(self, spec, batch, scale, gradients),
-            ModelSpec::Bert(spec) => bert::train(self, spec, batch, scale, gradients),
-            ModelSpec::CrammedBert(spec) => {
-                crammed_bert::train(self, spec, batch, scale, gradients)
-            }
-            ModelSpec::Deit(spec) => deit::train(self, spec, batch, scale, gradients),
             ModelSpec::Transformer(spec) => transformer::train(self, spec, batch, scale, gradients),
-            other => panic!("the oracle has no {other:?}"),
+            _ => models::train(self, batch, scale, gradients),
         }
-    }
-
-    /// token[tokens] + position[positions].
-    pub(super) fn embed(&mut self, [token, position]: [&str; 2], tokens: &[u32]) -> Matrix {
-        let [token, position] = [token, position].map(|name| &self.weights[name]);
-        let length = self.batch.sequence_length;
-        Matrix::from_shape_fn((tokens.len(), token.ncols()), |(i, j)| {
-            let value = token[[tokens[i] as usize, j]] + position[[i % length, j]];
-            self.arithmetic.rounded(value, 1.0, value)
-        })
-    }
-
-    /// The gradients of the two tables, from those of the rows.
-    pub(super) fn embed_backward(
-        &mut self,
-        names: [&str; 2],
-        tokens: &[u32],
-        dx: &Matrix,
-    ) -> [Matrix; 2] {
-        let length = self.batch.sequence_length;
-        let [words, positions] = names.map(|name| self.weights[name].nrows());
-        [
-            self.table_backward(words, |i| tokens[i] as usize, dx),
-            self.table_backward(positions, |i| i % length, dx),
-        ]
     }
 
     /// The gradient of a table, row `row_of(i)` of which is added to row i of x.
     pub(super) fn table_backward(
         &mut self,
-        rows: usize,
+        name: &str,
         row_of: impl Fn(usize) -> usize,
         dx: &Matrix,
     ) -> Matrix {
-        Matrix::from_shape_fn((rows, dx.ncols()), |(row, j)| {
+        Matrix::from_shape_fn((self.weights[name].nrows(), dx.ncols()), |(row, j)| {
             let mine = (0..dx.nrows()).filter(|&i| row_of(i) == row);
             self.arithmetic.sum(mine.map(|i| dx[[i, j]]))
         })
@@ -123,20 +100,6 @@ impl Pass<'_> {
     pub(super) fn accumulate(&mut self, gradients: &mut Tensors, name: &str, gradient: Matrix) {
         let tokens = self.batch.tokens();
         self.arithmetic.accumulate(gradients, name, gradient, tokens);
-    }
-
-    /// The backward pass of a head: the sum of losses, dX, and the gradients of the head and of the
-    /// logits.
-    pub(super) fn head_backward(
-        &mut self,
-        head: &str,
-        (x, logits): (&Matrix, &Matrix),
-        targets: &[u32],
-        scale: f64,
-    ) -> (f64, Matrix, Matrix, Matrix) {
-        let (sum, dlogits) = layers::loss(self.arithmetic, logits, targets, 0.0, scale);
-        let dhead = self.arithmetic.product(&dlogits.t().to_owned(), x);
-        (sum, self.arithmetic.product(&dlogits, &self.weights[head]), dhead, dlogits)
     }
 
     pub(super) fn logits(&mut self, head: &str, x: &Matrix) -> Matrix {
@@ -189,19 +152,6 @@ impl Pass<'_> {
         dx
     }
 
-    pub(super) fn attention<'a>(
-        &self,
-        layer: usize,
-        (heads, mask): (usize, AttentionMask),
-        qkv: &'a [Matrix; 3],
-        lengths: Option<&'a [u32]>,
-    ) -> Attention<'a> {
-        let BatchShape { size: batch, sequence_length: queries } = self.batch;
-        let shape = AttentionShape { batch, heads, queries, keys: queries, mask };
-        let dropout = self.dropout(1 + 3 * layer);
-        Attention { shape, qkv, lengths, dropout, operand_units: 0.0 }
-    }
-
     pub(super) fn plus(&mut self, x: &Matrix, y: &Matrix) -> Matrix {
         self.arithmetic.plus(x, y)
     }
@@ -212,7 +162,13 @@ impl Pass<'_> {
         Dropout::apply(self.dropout(number), self.arithmetic, x)
     }
 
-    fn dropout(&self, number: usize) -> Option<Dropout> {
+    /// x without the sequences that this dropout drops.
+    pub(super) fn skipped(&mut self, dropout: Option<Dropout>, x: Matrix) -> Matrix {
+        let length = self.batch.sequence_length;
+        Dropout::apply_to_sequences(dropout, self.arithmetic, length, x)
+    }
+
+    pub(super) fn dropout(&self, number: usize) -> Option<Dropout> {
         (self.dropout > 0.0).then_some(Dropout {
             address: self.address,
             number: number as u32,
