@@ -1,7 +1,7 @@
 //! A sublayer of a block, forward and backward: attention or a feed-forward, with a norm before it
 //! or after the sum.
 //!
-//! A forward pass returns the backward pass, which owns what that reads.
+//! A forward pass returns its backward pass, a closure that owns the activations.
 
 use sparse24_core::op::{Activation, AttentionMask, AttentionShape};
 use sparse24_tests::oracle::{
@@ -35,7 +35,7 @@ pub(super) struct Heads<'a> {
 }
 
 pub(super) enum Function<'a> {
-    /// Keys and values are of x, or of a memory with a linear layer of this name.
+    /// Keys and values are projected from x, or from a memory by the linear layer of this name.
     Attention(Heads<'a>, Option<(String, Matrix)>),
     FeedForward(Activation),
 }
@@ -129,10 +129,7 @@ fn attention<'a>(
 }
 
 impl<'a> Heads<'a> {
-    fn over<'b>(self, pass: &Pass<'_>, qkv: &'b [Matrix; 3]) -> Attention<'b>
-    where
-        'a: 'b,
-    {
+    fn over(self, pass: &Pass<'_>, qkv: &'a [Matrix; 3]) -> Attention<'a> {
         let BatchShape { size: batch, sequence_length: queries } = pass.batch;
         let Self { count: heads, mask, lengths, dropout } = self;
         let shape = AttentionShape { batch, heads, queries, keys: queries, mask };
@@ -141,16 +138,16 @@ impl<'a> Heads<'a> {
     }
 }
 
-fn feed_forward<'a>(
+fn feed_forward(
     pass: &mut Pass<'_>,
     activation: Activation,
     [first, last]: [String; 2],
     x: Matrix,
-) -> (Matrix, Backward<'a>) {
+) -> (Matrix, Backward<'static>) {
     let z = pass.linear(&first, &x);
     let h = layers::activate(pass.arithmetic, activation, &z);
     let out = pass.linear(&last, &h);
-    let backward: Backward<'a> = Box::new(move |pass, dout, gradients| {
+    let backward: Backward<'static> = Box::new(move |pass, dout, gradients| {
         let dh = pass.linear_backward(&last, &h, dout, gradients);
         let dz = layers::activate_backward(pass.arithmetic, activation, &z, &dh);
         (pass.linear_backward(&first, &x, &dz, gradients), None)
