@@ -42,7 +42,7 @@ pub fn matmul(
 }
 
 /// C = A B + bias in every row, with the bits of [`matmul`] and then
-/// [`bias_forward`](crate::bias::bias_forward): bias `[n]`.
+/// [`bias_forward`]: bias `[n]`.
 ///
 /// # Errors
 /// [`Error::Shape`] if B, C or the bias does not fit.
