@@ -78,7 +78,7 @@ impl Embedding {
     }
 
     /// Allocates the token table, given by name and rows, with elements from N(0, 1/d), which are
-    /// multiplied by sqrt(d), and [`fixed_sinusoids`] for the longest sequence.
+    /// multiplied by sqrt(d), and the sinusoids for the longest sequence.
     pub fn with_fixed_sinusoids(
         builder: &mut Builder<'_>,
         tokens: (&str, usize),
