@@ -18,6 +18,7 @@ use crate::{
     method::Phase,
 };
 
+mod add_norm;
 mod attention;
 mod builder;
 mod embedding;
@@ -33,6 +34,7 @@ mod sinusoids;
 mod span_head;
 mod target_rows;
 
+pub use add_norm::AddNorm;
 pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};

@@ -75,7 +75,6 @@ pub enum RunData {
     /// Text, to pre-train on.
     Text(Dataset),
     /// Labelled examples, to fine-tune on.
-    /// Labelled examples, to fine-tune on.
     Task(Examples),
     /// Classified images.
     Images(Images),

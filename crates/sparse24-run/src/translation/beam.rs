@@ -171,15 +171,13 @@ impl BeamSearch {
         let longest = self.longest(longest, most);
         let (mut tokens, mut parents) = (vec![END; rows], (0..rows as u32).collect::<Vec<_>>());
         for position in 0..longest {
-            let (tokens_now, parents_now) = (&tokens, &parents);
-            let step = DecodingStep {
+            let logits = decoder.decode(&DecodingStep {
                 sources: shape,
                 position,
                 longest,
-                tokens: tokens_now,
-                parents: parents_now,
-            };
-            let logits = decoder.decode(&step)?;
+                tokens: &tokens,
+                parents: &parents,
+            })?;
             let width = logits.len() / rows;
             tokens.fill(PADDING);
             parents = (0..rows as u32).collect();

@@ -319,16 +319,14 @@ impl PairSource {
                 let problem = format!("holds no dict.{from}.txt and dict.{to}.txt");
                 Err(Error::file(&self.folder, problem))
             }
+            // Refused, whatever the text.
+            #[cfg(not(feature = "tokenizers"))]
+            (TokenizerKind::Bpe, [None, None]) => Tokenizer::for_text(self.kind, ""),
             (kind, [None, None]) => {
-                let text: Vec<&str> = files.iter().map(|file| file.text.as_str()).collect();
                 let name = kind.name();
-                match kind {
-                    TokenizerKind::Bpe => Tokenizer::for_text(kind, &text.concat()),
-                    _ => Err(Error::setting(
-                        "data.tokenizer",
-                        format!("expected \"bpe\" or \"dictionary\" for pairs, found {name:?}"),
-                    )),
-                }
+                let problem =
+                    format!("expected \"bpe\" or \"dictionary\" for pairs, found {name:?}");
+                Err(Error::setting("data.tokenizer", problem))
             }
             (kind, _) => {
                 let problem = format!(

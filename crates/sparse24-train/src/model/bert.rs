@@ -24,9 +24,9 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass, Prediction,
-        PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
+        AddNorm, Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder,
+        Embedding, Ffn, FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass,
+        Prediction, PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
     objective::Batch,
 };
@@ -182,7 +182,7 @@ impl Bert {
                 Box::new(head)
             }
             Some(prediction) => {
-                let x = blocks.last().map_or(embedded.y, |block| block.kept.norm_2.y);
+                let x = blocks.last().map_or(embedded.y, |block| block.after_mlp.output());
                 spec.tuned_head(builder, prediction, x)?
             }
         };
@@ -252,7 +252,7 @@ impl Model for Bert {
         let embedded = self.embedded.rows(pass);
         for (layer, block) in self.blocks.iter().enumerate().rev() {
             let x = match layer.checked_sub(1) {
-                Some(before) => pass.rows(self.blocks[before].kept.norm_2.y),
+                Some(before) => pass.rows(self.blocks[before].after_mlp.output()),
                 None => embedded.y,
             };
             block.backward(pass, Streams { x, memory: None, lengths }, self.shared)?;
@@ -278,35 +278,15 @@ impl Model for Bert {
     }
 }
 
-/// x = norm_1(x + attention(x)); x = norm_2(x + mlp(x)).
+/// x = norm(x + attention(x)); x = norm(x + mlp(x)).
 #[derive(Debug)]
 struct Block {
     attention: Attention,
-    norm_1: Norm,
+    kept_attention: AttentionActivations,
+    after_attention: AddNorm,
     mlp: Ffn,
-    norm_2: Norm,
-    dropouts: [Site; 2],
-    kept: Kept,
-}
-
-/// Activations that a block keeps for its backward pass.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    attention: AttentionActivations,
-    norm_1: NormActivations,
-    mlp: FfnActivations,
-    norm_2: NormActivations,
-}
-
-impl Kept {
-    fn rows(self, pass: &Pass<'_>) -> Self {
-        Self {
-            attention: self.attention.rows(pass),
-            norm_1: self.norm_1.rows(pass),
-            mlp: self.mlp.rows(pass),
-            norm_2: self.norm_2.rows(pass),
-        }
-    }
+    kept_mlp: FfnActivations,
+    after_mlp: AddNorm,
 }
 
 impl Block {
@@ -314,29 +294,18 @@ impl Block {
         let BertSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
-        let attention = Attention::new(builder, &spec.attention(&names))?;
-        let norm_1 =
-            Norm::new(builder, &of("attention.output.LayerNorm"), d_model, Bias::Present, EPSILON)?;
+        let attention = spec.attention(&names);
+        let kept_attention = Attention::activations(builder, &of("kept"), &attention)?;
+        let attention = Attention::new(builder, &attention)?;
+        let norm = of("attention.output.LayerNorm");
+        let after_attention = AddNorm::new(builder, &norm, d_model, EPSILON)?;
         let (names, bias) = (["intermediate.dense", "output.dense"].map(of), Bias::Present);
         let init = [INIT; 2];
         let mlp = FfnSpec { names, d_model, d_ff, activation, bias, init };
         let mlp = Ffn::new(builder, mlp)?;
-        let norm_2 = Norm::new(builder, &of("output.LayerNorm"), d_model, bias, EPSILON)?;
-        let dropouts = [builder.dropout_site(), builder.dropout_site()];
-        let mut kept_norm = |part: &str| {
-            let x = builder.activation(&of(&format!("{part} x")), d_model)?;
-            NormActivations::new(builder, &of(part), x)
-        };
-        let (kept_1, kept_2) = (kept_norm("norm_1")?, kept_norm("norm_2")?);
-        let names = ["qkv", "out"].map(str::to_owned);
-        let kept_attention = spec.attention(&names);
-        let kept = Kept {
-            attention: Attention::activations(builder, &of("kept"), &kept_attention)?,
-            norm_1: kept_1,
-            mlp: FfnActivations::new(builder, &of("mlp"), d_ff, activation)?,
-            norm_2: kept_2,
-        };
-        Ok(Self { attention, norm_1, mlp, norm_2, dropouts, kept })
+        let kept_mlp = FfnActivations::new(builder, &of("mlp"), d_ff, activation)?;
+        let after_mlp = AddNorm::new(builder, &of("output.LayerNorm"), d_model, EPSILON)?;
+        Ok(Self { attention, kept_attention, after_attention, mlp, kept_mlp, after_mlp })
     }
 
     fn forward(
@@ -345,32 +314,25 @@ impl Block {
         streams: Streams,
         shared: Shared,
     ) -> Result<Tensor, Error> {
-        let (kept, delta) = (self.kept.rows(pass), pass.rows(shared.delta));
-        self.attention.forward(pass, streams, kept.attention, delta)?;
-        pass.drop_in_place(delta, self.dropouts[0])?;
-        self.norm_1.forward_residual(pass, streams.x, delta, kept.norm_1)?;
-        self.mlp.forward_up(pass, kept.norm_1.y, kept.mlp)?;
-        self.mlp.forward_down(pass, kept.mlp, delta)?;
-        pass.drop_in_place(delta, self.dropouts[1])?;
-        self.norm_2.forward_residual(pass, kept.norm_1.y, delta, kept.norm_2)?;
-        Ok(kept.norm_2.y)
+        let (kept_mlp, delta) = (self.kept_mlp.rows(pass), pass.rows(shared.delta));
+        self.attention.forward(pass, streams, self.kept_attention.rows(pass), delta)?;
+        let x = self.after_attention.forward(pass, streams.x, delta)?;
+        self.mlp.forward_up(pass, x, kept_mlp)?;
+        self.mlp.forward_down(pass, kept_mlp, delta)?;
+        self.after_mlp.forward(pass, x, delta)
     }
 
     /// `shared.dx`: in, the gradient of the block's output; out, of its input.
     fn backward(&self, pass: &mut Pass<'_>, streams: Streams, shared: Shared) -> Result<(), Error> {
-        let kept = self.kept.rows(pass);
         let [dx, dsum, ddelta, dbranch] =
             [shared.dx, shared.dsum, shared.ddelta, shared.dbranch].map(|buffer| pass.rows(buffer));
-        self.norm_2.backward(pass, dx, kept.norm_2, dsum, Accumulate::Overwrite)?;
-        let dmlp = pass.before_dropout(dsum, ddelta, self.dropouts[1])?;
-        let scratch = shared.ffn.rows(pass);
-        self.mlp.backward(pass, kept.norm_1.y, kept.mlp, dmlp, scratch, dbranch)?;
+        let dmlp = self.after_mlp.backward(pass, dx, dsum, ddelta)?;
+        let (x, kept) = (pass.rows(self.after_attention.output()), self.kept_mlp.rows(pass));
+        self.mlp.backward(pass, x, kept, dmlp, shared.ffn.rows(pass), dbranch)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })?;
 
-        self.norm_1.backward(pass, dx, kept.norm_1, dsum, Accumulate::Overwrite)?;
-        let dout = pass.before_dropout(dsum, ddelta, self.dropouts[0])?;
-        let scratch = shared.attention.rows(pass);
-        let buffers = [kept.attention, scratch];
+        let dout = self.after_attention.backward(pass, dx, dsum, ddelta)?;
+        let buffers = [self.kept_attention.rows(pass), shared.attention.rows(pass)];
         self.attention.backward(pass, streams, buffers, dout, dbranch, None)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })
     }

@@ -21,7 +21,7 @@
 //! the others do. No input reads that row.
 
 use sparse24_core::{
-    op::{Accumulate, Activation, AttentionMask},
+    op::{Activation, AttentionMask},
     philox::Site,
 };
 
@@ -33,9 +33,9 @@ use crate::{
         op::{Add, Copy, GatherRows, TargetLoss},
     },
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Init, Norm, NormActivations, Pass, PredictionHead, Sharing,
-        Sparsity, Streams,
+        AddNorm, Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder,
+        Embedding, Ffn, FfnActivations, FfnSpec, Head, Init, Pass, PredictionHead, Sharing,
+        Streams,
     },
     objective::Batch,
 };
@@ -82,10 +82,7 @@ impl TransformerSpec {
 
     fn attention<'a>(&self, names: &'a [String], mask: AttentionMask) -> AttentionSpec<'a> {
         let &Self { d_model: d, heads, sparsify, .. } = self;
-        let sparsity = match sparsify {
-            Sparsify::Ffn => Sparsity::Dense,
-            Sparsify::FfnAndAttention => Sparsity::Sparsifiable,
-        };
+        let sparsity = sparsify.attention();
         let init = [xavier(3 * d, d), xavier(d, d)];
         AttentionSpec { names, d_model: d, heads, mask, bias: Bias::Present, init, sparsity }
     }
@@ -384,7 +381,7 @@ impl Block {
             let spec = spec.attention(&names, mask);
             let attention = Attention::new(builder, &spec)?.without_dropout();
             let kept = Attention::activations(builder, &of(part), &spec)?;
-            let norm = AddNorm::new(builder, &of(&format!("{part}_layer_norm")), d)?;
+            let norm = AddNorm::new(builder, &of(&format!("{part}_layer_norm")), d, EPSILON)?;
             Ok::<_, Error>((attention, kept, norm))
         };
         let (attention, kept_attention, after_attention) =
@@ -400,13 +397,13 @@ impl Block {
         let init = [xavier(columns, d), xavier(d, d_ff)];
         let ffn = Ffn::new(builder, FfnSpec { names, d_model: d, d_ff, activation, bias, init })?;
         let kept_ffn = FfnActivations::new(builder, &of("ffn"), d_ff, activation)?;
-        let after_ffn = AddNorm::new(builder, &of("final_layer_norm"), d)?;
+        let after_ffn = AddNorm::new(builder, &of("final_layer_norm"), d, EPSILON)?;
         Ok(Self { attention, kept_attention, after_attention, cross, ffn, kept_ffn, after_ffn })
     }
 
     /// Its output, for the largest batch.
     fn output(&self) -> Tensor {
-        self.after_ffn.kept.y
+        self.after_ffn.output()
     }
 
     fn forward(
@@ -444,11 +441,11 @@ impl Block {
         memory: Option<(Memory, Tensor)>,
         shared: Shared,
     ) -> Result<(), Error> {
-        let Shared { dx, dsum, dbranch, .. } = shared;
-        let attended = pass.rows(self.after_attention.kept.y);
+        let Shared { dx, dsum, ddelta, dbranch, .. } = shared;
+        let attended = pass.rows(self.after_attention.output());
         let before_ffn =
-            self.cross.as_ref().map_or(attended, |(.., after)| pass.rows(after.kept.y));
-        let dout = self.after_ffn.backward(pass, shared)?;
+            self.cross.as_ref().map_or(attended, |(.., after)| pass.rows(after.output()));
+        let dout = self.after_ffn.backward(pass, dx, dsum, ddelta)?;
         let kept = self.kept_ffn.rows(pass);
         self.ffn.backward(pass, before_ffn, kept, dout, shared.ffn, dbranch)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })?;
@@ -456,7 +453,7 @@ impl Block {
         if let (Some((cross, kept, after)), Some((Memory { x, lengths }, dmemory))) =
             (&self.cross, memory)
         {
-            let dout = after.backward(pass, shared)?;
+            let dout = after.backward(pass, dx, dsum, ddelta)?;
             let (memory, lengths) = (Some((x, pass.batch)), Some(lengths));
             let buffers = [kept.rows(pass), shared.cross];
             let of = Streams { x: attended, memory, lengths };
@@ -464,7 +461,7 @@ impl Block {
             pass.run(Add { x: dsum, delta: dbranch, out: dx })?;
         }
 
-        let dout = self.after_attention.backward(pass, shared)?;
+        let dout = self.after_attention.backward(pass, dx, dsum, ddelta)?;
         let buffers = [self.kept_attention.rows(pass), shared.attention];
         self.attention.backward(pass, streams, buffers, dout, dbranch, None)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })
@@ -515,37 +512,5 @@ impl Block {
             x = after.forward(pass, x, delta)?;
         }
         self.feed_forward(pass, x, delta)
-    }
-}
-
-/// y = norm(x + dropout(delta)).
-#[derive(Debug)]
-struct AddNorm {
-    norm: Norm,
-    dropout: Site,
-    kept: NormActivations,
-}
-
-impl AddNorm {
-    fn new(builder: &mut Builder<'_>, name: &str, d: usize) -> Result<Self, Error> {
-        let norm = Norm::new(builder, name, d, Bias::Present, EPSILON)?;
-        let dropout = builder.dropout_site();
-        let x = builder.activation(&format!("{name} x"), d)?;
-        Ok(Self { norm, dropout, kept: NormActivations::new(builder, name, x)? })
-    }
-
-    fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<Tensor, Error> {
-        let kept = self.kept.rows(pass);
-        pass.drop_in_place(delta, self.dropout)?;
-        self.norm.forward_residual(pass, x, delta, kept)?;
-        Ok(kept.y)
-    }
-
-    /// From `dx`, the gradient of the sum, in `dsum`, and that of delta, which is returned.
-    fn backward(&self, pass: &mut Pass<'_>, shared: Shared) -> Result<Tensor, Error> {
-        let Shared { dx, dsum, ddelta, .. } = shared;
-        let kept = self.kept.rows(pass);
-        self.norm.backward(pass, dx, kept, dsum, Accumulate::Overwrite)?;
-        pass.before_dropout(dsum, ddelta, self.dropout)
     }
 }
