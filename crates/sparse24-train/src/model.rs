@@ -14,6 +14,7 @@ use crate::{
     optim::UpdateRule,
 };
 
+mod add_norm;
 pub mod bert;
 pub mod crammed_bert;
 pub mod deit;

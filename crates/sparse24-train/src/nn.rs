@@ -18,7 +18,6 @@ use crate::{
     method::Phase,
 };
 
-mod add_norm;
 mod attention;
 mod builder;
 mod embedding;
@@ -34,7 +33,6 @@ mod sinusoids;
 mod span_head;
 mod target_rows;
 
-pub use add_norm::AddNorm;
 pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};

@@ -319,9 +319,8 @@ impl PairSource {
                 let problem = format!("holds no dict.{from}.txt and dict.{to}.txt");
                 Err(Error::file(&self.folder, problem))
             }
-            // Refused, whatever the text.
             #[cfg(not(feature = "tokenizers"))]
-            (TokenizerKind::Bpe, [None, None]) => Tokenizer::for_text(self.kind, ""),
+            (TokenizerKind::Bpe, [None, None]) => Tokenizer::for_text(self.kind, &files[0].text),
             (kind, [None, None]) => {
                 let name = kind.name();
                 let problem =

@@ -19,14 +19,14 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify, masked_head::MaskedHead};
+use super::{Extents, Model, Sparsify, add_norm::AddNorm, masked_head::MaskedHead};
 use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
-        AddNorm, Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder,
-        Embedding, Ffn, FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass,
-        Prediction, PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
+        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
+        FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass, Prediction,
+        PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
     },
     objective::Batch,
 };

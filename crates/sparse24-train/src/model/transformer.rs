@@ -25,7 +25,7 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify};
+use super::{Extents, Model, Sparsify, add_norm::AddNorm};
 use crate::{
     Error,
     backend::{
@@ -33,9 +33,8 @@ use crate::{
         op::{Add, Copy, GatherRows, TargetLoss},
     },
     nn::{
-        AddNorm, Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder,
-        Embedding, Ffn, FfnActivations, FfnSpec, Head, Init, Pass, PredictionHead, Sharing,
-        Streams,
+        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
+        FfnActivations, FfnSpec, Head, Init, Pass, PredictionHead, Sharing, Streams,
     },
     objective::Batch,
 };

@@ -172,8 +172,8 @@ impl Bpe {
     }
 }
 
-/// Pieces separated by spaces that another program made, as fairseq's `dict.*.txt` lists them. A piece
-/// that ends with `@@` is continued by the next one.
+/// Pieces separated by spaces that another program made, as fairseq's `dict.*.txt` lists them. A
+/// piece that ends with `@@` is continued by the next one.
 #[derive(Debug, Clone)]
 pub struct Dictionary(Arc<(Vec<String>, FxHashMap<String, u32>)>);
 

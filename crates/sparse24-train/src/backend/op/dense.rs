@@ -250,8 +250,8 @@ pub struct Embed {
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedForward(pub Embed);
 
-/// The gradient of [`EmbedForward`]: added to the gradients of the tables, in token order. A backend
-/// multiplies each row by the scale before it is added, or the sum of a token's rows.
+/// The gradient of [`EmbedForward`]: added to the gradients of the tables, in token order. A
+/// backend multiplies each row by the scale before it is added, or the sum of a token's rows.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedBackward(pub Embed);
 

@@ -2,12 +2,15 @@
 
 use sparse24_core::{op::Accumulate, philox::Site};
 
-use super::{Bias, Builder, Norm, NormActivations, Pass};
-use crate::{Error, backend::Tensor};
+use crate::{
+    Error,
+    backend::Tensor,
+    nn::{Bias, Builder, Norm, NormActivations, Pass},
+};
 
 /// y = norm(x + dropout(delta)).
 #[derive(Debug)]
-pub struct AddNorm {
+pub(super) struct AddNorm {
     norm: Norm,
     dropout: Site,
     kept: NormActivations,
@@ -15,7 +18,7 @@ pub struct AddNorm {
 
 impl AddNorm {
     /// Allocates the norm, which has a bias, and what it keeps.
-    pub fn new(
+    pub(super) fn new(
         builder: &mut Builder<'_>,
         name: &str,
         d_model: usize,
@@ -28,13 +31,17 @@ impl AddNorm {
     }
 
     /// y, for the largest batch.
-    #[must_use]
-    pub fn output(&self) -> Tensor {
+    pub(super) fn output(&self) -> Tensor {
         self.kept.y
     }
 
     /// y. `delta` is dropped out in place.
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<Tensor, Error> {
+    pub(super) fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        delta: Tensor,
+    ) -> Result<Tensor, Error> {
         let kept = self.kept.rows(pass);
         pass.drop_in_place(delta, self.dropout)?;
         self.norm.forward_residual(pass, x, delta, kept)?;
@@ -43,7 +50,7 @@ impl AddNorm {
 
     /// Overwrites `dx` with the gradient of x, from that of y. Returns the gradient of delta: `dx`
     /// without dropout, else `ddelta`.
-    pub fn backward(
+    pub(super) fn backward(
         &self,
         pass: &mut Pass<'_>,
         dy: Tensor,
