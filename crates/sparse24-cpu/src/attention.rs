@@ -25,7 +25,7 @@ use crate::{
     Error, check,
     dropout::drop_run,
     math,
-    product::{PAD, product},
+    product::{Left, PAD, product},
     simd::vectorised,
 };
 
@@ -242,7 +242,7 @@ fn forward_head(
                 let seen = keys.next_multiple_of(PAD);
                 product(
                     [rows, seen, width],
-                    (q_block, [padded, 1]),
+                    Left::Rows(q_block, padded),
                     (kt, stride),
                     (scores, stride),
                     Accumulate::Overwrite,
@@ -267,7 +267,7 @@ fn forward_head(
                 task.drop_rows(first..end, scores, stride);
                 product(
                     [rows, padded, keys],
-                    (scores, [stride, 1]),
+                    Left::Rows(scores, stride),
                     (v_head, padded),
                     (o_block, padded),
                     Accumulate::Overwrite,
@@ -337,14 +337,14 @@ fn backward_head(
                 copy(o.slice(s![first..end, ..]), o_block, padded, 1.0);
                 product(
                     [rows, seen, width],
-                    (q_block, [padded, 1]),
+                    Left::Rows(q_block, padded),
                     (kt, stride),
                     (p, stride),
                     Accumulate::Overwrite,
                 );
                 product(
                     [rows, seen, width],
-                    (do_block, [padded, 1]),
+                    Left::Rows(do_block, padded),
                     (vt, stride),
                     (ds, stride),
                     Accumulate::Overwrite,
@@ -372,21 +372,21 @@ fn backward_head(
                 task.drop_rows(first..end, p, stride);
                 product(
                     [keys, padded, rows],
-                    (p, [1, stride]),
+                    Left::Columns(p, stride),
                     (do_block, padded),
                     (dv_head, padded),
                     Accumulate::Add,
                 );
                 product(
                     [keys, padded, rows],
-                    (ds, [1, stride]),
+                    Left::Columns(ds, stride),
                     (q_block, padded),
                     (dk_head, padded),
                     Accumulate::Add,
                 );
                 product(
                     [rows, padded, keys],
-                    (ds, [stride, 1]),
+                    Left::Rows(ds, stride),
                     (k_head, padded),
                     (o_block, padded),
                     Accumulate::Overwrite,

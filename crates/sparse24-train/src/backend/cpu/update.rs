@@ -1,13 +1,14 @@
 //! The optimizer, copies and fills on the CPU.
 
+use rayon::prelude::*;
 use sparse24_core::op::NonFinite;
-use sparse24_cpu::optimizer;
+use sparse24_cpu::optimizer::{optimizer_step, squared_norm};
 
 use super::CpuBackend;
 use crate::{
     Error,
     backend::{
-        MaskId, TableId,
+        MaskId, OptimizerEntry, TableId,
         op::{GradNorm, OptimizerStep, UpdateOp},
     },
 };
@@ -30,10 +31,10 @@ impl CpuBackend {
 
     fn grad_norm(&mut self, GradNorm { table: TableId(table) }: &GradNorm) -> Result<(), Error> {
         let squares: Vec<f64> = self.tables[*table]
-            .iter()
+            .par_iter()
             .map(|entry| {
                 let gradient = self.buffers.floats(entry.gradient);
-                optimizer::squared_norm(&gradient[..entry.gradient.elements()])
+                squared_norm(&gradient[..entry.gradient.elements()])
             })
             .collect();
         self.grad_norm = squares.iter().sum::<f64>().sqrt() as f32;
@@ -48,32 +49,32 @@ impl CpuBackend {
             return Ok(());
         }
         let TableId(table) = op.table;
-        let gradient_scale = op.optimizer.gradient_scale(self.grad_norm);
-        for &entry in &self.tables[table] {
-            let [mut w, mut m] = [entry.weight, entry.first_moment].map(|t| self.buffers.take(t));
-            let mut v = entry.second_moment.map(|t| self.buffers.take(t)).unwrap_or_default();
+        let scale = op.optimizer.gradient_scale(self.grad_norm);
+        let tensors = |entry: OptimizerEntry| {
+            [Some(entry.weight), Some(entry.first_moment), entry.second_moment]
+        };
+        let mut taken: Vec<_> = self.tables[table]
+            .iter()
+            .map(|&entry| {
+                let take = |t: Option<_>| t.map(|t| self.buffers.take(t)).unwrap_or_default();
+                (entry, tensors(entry).map(take))
+            })
+            .collect();
+        // All parameters at once: most are too small to keep two threads busy.
+        let done = taken.par_iter_mut().try_for_each(|(entry, [w, m, v])| {
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
             let g = self.buffers.floats(entry.gradient);
-            let done = optimizer::optimizer_step(
-                &mut w,
-                g,
-                &mut m,
-                &mut v,
-                op.optimizer,
-                &self.state,
-                entry.weight_decay,
-                gradient_scale,
-                op.decay,
-                mask,
-            );
-            let moments = [Some(entry.first_moment), entry.second_moment];
-            for (t, data) in [Some(entry.weight)].into_iter().chain(moments).zip([w, m, v]) {
+            let OptimizerStep { optimizer, decay, .. } = *op;
+            let (state, weight_decay) = (&self.state, entry.weight_decay);
+            optimizer_step(w, g, m, v, optimizer, state, weight_decay, scale, decay, mask)
+        });
+        for (entry, data) in taken {
+            for (t, data) in tensors(entry).into_iter().zip(data) {
                 if let Some(t) = t {
                     self.buffers.put(t, data);
                 }
             }
-            done?;
         }
-        Ok(())
+        Ok(done?)
     }
 }
