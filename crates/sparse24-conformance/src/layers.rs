@@ -7,9 +7,10 @@ use sparse24_core::{
 use sparse24_train::backend::{
     DType, Extent, Op, Region, Tensor,
     op::{
-        ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward,
-        DropSequences, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows, HeadGradients,
-        HeadLoss, Mixed, NormBackward, NormForward, Scale, ScaleGrad, ScatterRows, TargetLoss,
+        ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionDropout,
+        AttentionForward, DropSequences, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows,
+        HeadGradients, HeadLoss, Mixed, NormBackward, NormForward, Scale, ScaleGrad, ScatterRows,
+        TargetLoss,
     },
 };
 
@@ -182,7 +183,11 @@ impl Attended {
             k,
             v,
             lengths: lengths.as_ref().map(|lengths| bench.ids(lengths)),
-            dropout: p.map(|p| Dropout { p, site: DROPOUT }),
+            dropout: p.map(|p| {
+                let (drawn, words) = (Dropout { p, site: DROPOUT }, shape.tile_words());
+                let kept = bench.alloc([batch * heads, words], DType::U32, Region::Activations);
+                AttentionDropout { drawn, kept }
+            }),
             o: o.tensor,
             lse: lse.tensor,
         };
@@ -215,9 +220,9 @@ pub(super) fn attention_backward(bench: &mut Bench<'_>, draw: &Draw) {
     let attended = Attended::new(bench, draw);
     let oracle = attended.oracle(bench);
     let mut kept = None;
-    if bench.prepared.is_some() {
-        bench.run(attended.op);
-    } else {
+    // The backend's own record of what dropout keeps.
+    bench.run(attended.op);
+    if bench.prepared.is_none() {
         let kept = kept.insert(oracle.forward(&mut Arithmetic::Exact));
         kept.o = bench.storage.rounded(&kept.o);
         bench.upload(attended.op.o, &kept.o);
@@ -449,6 +454,18 @@ fn head(
     }
 }
 
+/// An output and the tensor of these values that it is made of: itself, or another.
+fn dropped_rows(bench: &mut Bench<'_>, draw: &Draw, values: &Matrix) -> (Output, Tensor) {
+    let out = bench.output("out", values.nrows(), values.ncols());
+    if draw.options[1] {
+        let x = bench.output("x", values.nrows(), values.ncols()).tensor;
+        bench.upload(x, values);
+        return (out, x);
+    }
+    let x = out.tensor;
+    (Output { before: Some(values.clone()), ..out }, x)
+}
+
 /// The elements dropped are those of the stream; the others are scaled.
 pub(super) fn dropout(bench: &mut Bench<'_>, draw: &Draw) {
     bench.finite();
@@ -456,16 +473,15 @@ pub(super) fn dropout(bench: &mut Bench<'_>, draw: &Draw) {
     let columns = bench.columns(columns);
     let values = bench.matrix([p, columns]);
     let values = bench.storage.rounded(&values);
-    let x = Output { before: Some(values.clone()), ..bench.output("x", p, columns) };
+    let (out, x) = dropped_rows(bench, draw, &values);
     let rate = if draw.options[0] { 0.25 } else { 0.625 };
-    let op = DropoutOp { x: x.tensor, dropout: Dropout { p: rate, site: DROPOUT } };
-    let tensor = x.tensor;
+    let op = DropoutOp { x, out: out.tensor, dropout: Dropout { p: rate, site: DROPOUT } };
     let oracle =
         |a: &mut Arithmetic| layers::Dropout::apply(Some(dropped(rate)), a, values.clone());
-    if !bench.check(&[x], &[op.into()], |a| vec![oracle(a)]) {
+    if !bench.check(&[out], &[op.into()], |a| vec![oracle(a)]) {
         return;
     }
-    let found = bench.download(tensor);
+    let found = bench.download(op.out);
     let zero = |x: &Matrix| x.map(|&x| x == 0.0);
     assert_eq!(zero(&found), zero(&oracle(&mut Arithmetic::Exact)), "other elements are dropped");
 }
@@ -479,11 +495,11 @@ pub(super) fn drop_sequences(bench: &mut Bench<'_>, draw: &Draw) {
     let sequences = 3 + draw.seed as usize % 7;
     let values = bench.matrix([sequences * sequence_length, columns]);
     let values = bench.storage.rounded(&values);
-    let x = Output { before: Some(values.clone()), ..bench.output("x", values.nrows(), columns) };
+    let (out, x) = dropped_rows(bench, draw, &values);
     let rate = if draw.options[0] { 0.25 } else { 0.625 };
     let dropout = Dropout { p: rate, site: DROPOUT };
-    let op = DropSequences { x: x.tensor, sequence_length, dropout };
-    bench.check(&[x], &[op.into()], |a| {
+    let op = DropSequences { x, out: out.tensor, sequence_length, dropout };
+    bench.check(&[out], &[op.into()], |a| {
         let dropped = Some(dropped(rate));
         vec![layers::Dropout::apply_to_sequences(dropped, a, sequence_length, values.clone())]
     });

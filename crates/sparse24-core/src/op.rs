@@ -64,6 +64,14 @@ pub struct AttentionShape {
     pub mask: AttentionMask,
 }
 
+impl AttentionShape {
+    /// 32-bit words with a bit for each query and key of a head, in tiles of 64 by 64.
+    #[must_use]
+    pub const fn tile_words(self) -> usize {
+        self.queries.div_ceil(64) * self.keys.div_ceil(64) * (64 * 64 / 32)
+    }
+}
+
 /// Inverted dropout (Srivastava et al., JMLR 15, 2014): element e is kept when its uniform is at
 /// least `p`, and then scaled by `1 / (1 - p)`.
 ///

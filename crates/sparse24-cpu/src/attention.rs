@@ -23,7 +23,7 @@ use sparse24_core::{
 
 use crate::{
     Error, check,
-    dropout::drop_run,
+    dropout::{apply, draw},
     math,
     product::{Left, PAD, product},
     simd::vectorised,
@@ -40,7 +40,8 @@ const BLOCK: usize = 16;
 /// lse `[batch * heads, Tq]` is ln sum e^S. The mask hides keys from queries; `lengths` also hides,
 /// from all queries of sequence b, the keys from `lengths[b]` on. A query that sees no key has
 /// output 0 and log-sum-exp -infinity. Dropout numbers the elements of P as
-/// `[batch, heads, Tq, Tk]` and draws from the given stream.
+/// `[batch, heads, Tq, Tk]`, draws from the given stream, and leaves what it keeps in words
+/// `[batch * heads, shape.tile_words()]` for the backward pass.
 ///
 /// # Errors
 /// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond
@@ -54,7 +55,7 @@ pub fn attention_forward(
     lengths: Option<&[u32]>,
     mut o: ArrayViewMut2<'_, f32>,
     mut lse: ArrayViewMut2<'_, f32>,
-    dropout: Option<(&Dropout, Stream)>,
+    dropout: Option<(&Dropout, Stream, &mut [u32])>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "attention_forward";
     let operands =
@@ -64,16 +65,23 @@ pub fn attention_forward(
         return Ok(());
     }
     let o = o.exact_chunks_mut((shape.queries, width));
-    let tasks: Vec<_> = o.into_iter().zip(lse.rows_mut()).enumerate().collect();
-    tasks.into_par_iter().for_each(|(index, (o, lse))| {
-        let task = Task::new(shape, index, lengths, dropout);
-        forward_head(&task, [task.queries(q), task.keys(k), task.keys(v)], o, lse);
+    let (drawn, kept) = match dropout {
+        Some((rule, stream, kept)) => (Some((rule, stream)), kept),
+        None => (None, Default::default()),
+    };
+    let mut kept = kept.chunks_mut(shape.tile_words().max(1));
+    let tasks = o.into_iter().zip(lse.rows_mut()).enumerate();
+    let tasks: Vec<_> = tasks.map(|(index, task)| (index, task, kept.next())).collect();
+    tasks.into_par_iter().for_each(|(index, (o, lse), kept)| {
+        let task = Task::new(shape, index, lengths);
+        let dropout = drawn.zip(kept);
+        forward_head(&task, [task.queries(q), task.keys(k), task.keys(v)], o, lse, dropout);
     });
     Ok(())
 }
 
-/// The gradient of [`attention_forward`], given its o and lse and the same lengths and dropout: dq,
-/// dk and dv are overwritten.
+/// The gradient of [`attention_forward`], given its o and lse, the same lengths, and what dropout
+/// kept: dq, dk and dv are overwritten.
 ///
 /// With D_i = sum of dO_i * O_i: dP = dO V^T, dS = P (dP - D), dV = P^T dO, dQ = dS K /
 /// sqrt(head_dim), dK = dS^T Q / sqrt(head_dim). The gradients of hidden keys, and of queries that
@@ -94,7 +102,7 @@ pub fn attention_backward(
     mut dq: ArrayViewMut2<'_, f32>,
     mut dk: ArrayViewMut2<'_, f32>,
     mut dv: ArrayViewMut2<'_, f32>,
-    dropout: Option<(&Dropout, Stream)>,
+    dropout: Option<(&Dropout, &[u32])>,
 ) -> Result<(), Error> {
     const OPERATION: &str = "attention_backward";
     let operands = [
@@ -124,12 +132,15 @@ pub fn attention_backward(
     let dv = dv.exact_chunks_mut((shape.keys, width));
     let tasks: Vec<_> = dq.into_iter().zip(dk).zip(dv).enumerate().collect();
     tasks.into_par_iter().for_each(|(index, ((dq, dk), dv))| {
-        let task = Task::new(shape, index, lengths, dropout);
+        let task = Task::new(shape, index, lengths);
+        let words = shape.tile_words();
+        let dropout = dropout.map(|(rule, kept)| (rule, &kept[index * words..][..words]));
         let inputs =
             [task.queries(q), task.keys(k), task.keys(v), task.queries(o), task.queries(d_o)];
         let lse = lse.row(index);
         let lse = lse.as_standard_layout();
-        backward_head(&task, inputs, lse.as_slice().expect("standard layout"), [dq, dk, dv]);
+        let lse = lse.as_slice().expect("standard layout");
+        backward_head(&task, inputs, lse, [dq, dk, dv], dropout);
     });
     Ok(())
 }
@@ -161,23 +172,17 @@ fn check(
 }
 
 /// One head of one sequence.
-struct Task<'a> {
+struct Task {
     shape: AttentionShape,
     index: usize,
     /// Keys of the sequence that are not hidden by its length.
     limit: usize,
-    dropout: Option<(&'a Dropout, Stream)>,
 }
 
-impl<'a> Task<'a> {
-    fn new(
-        shape: AttentionShape,
-        index: usize,
-        lengths: Option<&[u32]>,
-        dropout: Option<(&'a Dropout, Stream)>,
-    ) -> Self {
+impl Task {
+    fn new(shape: AttentionShape, index: usize, lengths: Option<&[u32]>) -> Self {
         let limit = lengths.map_or(shape.keys, |lengths| lengths[index / shape.heads] as usize);
-        Self { shape, index, limit, dropout }
+        Self { shape, index, limit }
     }
 
     /// The number of leading keys that the queries before `end` see.
@@ -211,21 +216,40 @@ impl<'a> Task<'a> {
         x.slice_move(s![sequence * rows..(sequence + 1) * rows, head * width..(head + 1) * width])
     }
 
-    /// Applies dropout to the rows of some queries.
-    fn drop_rows(&self, queries: Range<usize>, scores: &mut [f32], stride: usize) {
-        let Some(dropout) = self.dropout else { return };
-        for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
+    /// Where the words of what dropout keeps are, for a query and the keys that it sees.
+    fn kept(&self, query: usize) -> Range<usize> {
+        let first = query * self.shape.keys.div_ceil(64) * 2;
+        first..first + self.visible(query + 1).div_ceil(32)
+    }
+
+    /// Draws what dropout keeps of the rows of some queries.
+    fn draw(&self, queries: Range<usize>, dropout: (&Dropout, Stream), kept: &mut [u32]) {
+        for query in queries {
             let first = (self.index * self.shape.queries + query) * self.shape.keys;
-            drop_run(dropout, first as u64, &mut scores[..self.visible(query + 1)]);
+            draw(dropout, first as u64, &mut kept[self.kept(query)]);
+        }
+    }
+
+    /// Applies dropout to the rows of some queries.
+    fn drop_rows(
+        &self,
+        queries: Range<usize>,
+        (rule, kept): (&Dropout, &[u32]),
+        scores: &mut [f32],
+        stride: usize,
+    ) {
+        for (query, scores) in queries.zip(scores.chunks_exact_mut(stride)) {
+            apply(rule, &kept[self.kept(query)], &mut scores[..self.visible(query + 1)]);
         }
     }
 }
 
 fn forward_head(
-    task: &Task<'_>,
+    task: &Task,
     [q, k, v]: [ArrayView2<'_, f32>; 3],
     mut o: ArrayViewMut2<'_, f32>,
     mut lse: ArrayViewMut1<'_, f32>,
+    mut dropout: Option<((&Dropout, Stream), &mut [u32])>,
 ) {
     let shape = task.shape;
     let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), task.score_stride());
@@ -264,7 +288,10 @@ fn forward_head(
                         }
                     },
                 );
-                task.drop_rows(first..end, scores, stride);
+                if let Some((drawn, kept)) = &mut dropout {
+                    task.draw(first..end, *drawn, kept);
+                    task.drop_rows(first..end, (drawn.0, kept), scores, stride);
+                }
                 product(
                     [rows, padded, keys],
                     Left::Rows(scores, stride),
@@ -310,10 +337,11 @@ fn exponentials(scores: &mut [f32], maximum: f32) -> f32 {
 }
 
 fn backward_head(
-    task: &Task<'_>,
+    task: &Task,
     [q, k, v, o, d_o]: [ArrayView2<'_, f32>; 5],
     lse: &[f32],
     [mut dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3],
+    dropout: Option<(&Dropout, &[u32])>,
 ) {
     let shape = task.shape;
     let (width, padded, stride) = (q.ncols(), q.ncols().next_multiple_of(PAD), task.score_stride());
@@ -349,7 +377,9 @@ fn backward_head(
                     (ds, stride),
                     Accumulate::Overwrite,
                 );
-                task.drop_rows(first..end, ds, stride);
+                if let Some(dropout) = dropout {
+                    task.drop_rows(first..end, dropout, ds, stride);
+                }
                 vectorised(
                     #[inline(always)]
                     || {
@@ -369,7 +399,9 @@ fn backward_head(
                         }
                     },
                 );
-                task.drop_rows(first..end, p, stride);
+                if let Some(dropout) = dropout {
+                    task.drop_rows(first..end, dropout, p, stride);
+                }
                 product(
                     [keys, padded, rows],
                     Left::Columns(p, stride),

@@ -5,10 +5,7 @@
 
 use ndarray::ArrayViewMut2;
 use rayon::prelude::*;
-use sparse24_core::{
-    op::Dropout,
-    philox::{Stream, uniform},
-};
+use sparse24_core::{op::Dropout, philox::Stream};
 
 use crate::{Error, check};
 
@@ -20,11 +17,15 @@ use crate::{Error, check};
 /// # Errors
 /// [`Error::Layout`] if x is not row-major and contiguous.
 pub fn dropout(x: ArrayViewMut2<'_, f32>, rule: &Dropout, stream: Stream) -> Result<(), Error> {
+    // A whole number of words.
     const ELEMENTS: usize = 4096;
     let x = check::elements_mut("dropout", "x", x)?;
-    x.par_chunks_mut(ELEMENTS)
-        .enumerate()
-        .for_each(|(i, run)| drop_run((rule, stream), (i * ELEMENTS) as u64, run));
+    x.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, run)| {
+        let mut kept = [0; ELEMENTS / 32];
+        let kept = &mut kept[..run.len().div_ceil(32)];
+        draw((rule, stream), (i * ELEMENTS) as u64, kept);
+        apply(rule, kept, run);
+    });
     Ok(())
 }
 
@@ -45,28 +46,40 @@ pub fn drop_sequences(
     check::shape("drop_sequences", "x", [sequences * sequence_length, d], [rows, d])?;
     let x = check::elements_mut("drop_sequences", "x", x)?;
     x.par_chunks_mut((sequence_length * d).max(1)).enumerate().for_each(|(s, sequence)| {
-        let mut factor = [1.0];
-        drop_run((rule, stream), s as u64, &mut factor);
-        if factor[0] == 0.0 {
+        let mut kept = [0];
+        draw((rule, stream), s as u64, &mut kept);
+        if kept[0] & 1 == 0 {
             sequence.fill(0.0);
         } else {
-            sequence.iter_mut().for_each(|x| *x *= factor[0]);
+            let scale = 1.0 / (1.0 - rule.p);
+            sequence.iter_mut().for_each(|x| *x *= scale);
         }
     });
     Ok(())
 }
 
-/// Applies dropout to consecutive elements; the first has number `first` in its tensor.
-pub(crate) fn drop_run((rule, stream): (&Dropout, Stream), first: u64, run: &mut [f32]) {
-    let scale = 1.0 / (1.0 - rule.p);
-    let mut call = u64::MAX;
-    let mut words = [0; 4];
-    for (element, value) in (first..).zip(run) {
-        if element / 4 != call {
-            call = element / 4;
-            words = stream.words(call as u32);
+/// Which of consecutive elements are kept: bit i of the words for element `first + i`.
+pub(crate) fn draw((rule, stream): (&Dropout, Stream), first: u64, kept: &mut [u32]) {
+    // The least word whose uniform, its upper 24 bits, is at least p.
+    let least = ((rule.p * (1 << 24) as f32).ceil() as u32) << 8;
+    for (word, first) in kept.iter_mut().zip((first..).step_by(32)) {
+        // Nine calls have the 32 elements, wherever the first one begins.
+        let mut bits = 0_u64;
+        for call in 0..9 {
+            for (i, drawn) in stream.words((first / 4 + call) as u32).into_iter().enumerate() {
+                bits |= u64::from(drawn >= least) << (4 * call + i as u64);
+            }
         }
-        *value =
-            if uniform(words[(element % 4) as usize]) >= rule.p { *value * scale } else { 0.0 };
+        *word = (bits >> (first % 4)) as u32;
+    }
+}
+
+/// Scales the elements that are kept, and zeroes the others.
+pub(crate) fn apply(rule: &Dropout, kept: &[u32], run: &mut [f32]) {
+    let scale = 1.0 / (1.0 - rule.p);
+    for (run, &word) in run.chunks_mut(32).zip(kept) {
+        for (i, x) in run.iter_mut().enumerate() {
+            *x = if word >> i & 1 == 1 { *x * scale } else { 0.0 };
+        }
     }
 }

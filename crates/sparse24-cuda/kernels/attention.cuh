@@ -305,16 +305,17 @@ struct Attention {
     const StepState* state;
     u32 site;
     float dropped;
+    u32* kept;
     const u32* lengths;
 };
 
 // The same as parameters of a kernel, and made of them.
 #define SHARED_PARAMETERS                                                                          \
     u32 heads, u32 of_queries, u32 of_keys, u32 width, u32 diagonal, float scale,                  \
-        const StepState *state, u32 site, float dropped, const u32 *lengths
+        const StepState *state, u32 site, float dropped, u32 *kept, const u32 *lengths
 #define SHARED                                                                                     \
-    {heads, int(of_queries), int(of_keys), int(width), int(diagonal),                              \
-     scale, state,           site,         dropped,    lengths}
+    {heads, int(of_queries), int(of_keys), int(width), int(diagonal), scale, state,                \
+     site,  dropped,         kept,         lengths}
 
 // Keys of a sequence that its queries may see: all, or its first ones.
 struct AllKeys {
@@ -350,65 +351,89 @@ struct Place {
     }
 };
 
-// Which probabilities of a warp are kept: bit 4*n + c for element [n][c]. Element (task, query,
-// key) has number (task * queries + query) * keys + key, as in sparse24_cpu.
+// Which probabilities of a thread are kept: bit 4*n + c for element [n][c], of a tile of ROWS queries
+// by ROWS keys. The forward pass draws them and leaves a word of each of its threads in `kept` u32
+// [batch*heads, tiles of queries, tiles of keys, THREADS]; the backward pass reads them.
 struct KeepAll {
-    __device__ __forceinline__ explicit KeepAll(const Attention&) {}
+    struct Words {};
+    __device__ __forceinline__ explicit KeepAll(const Attention&, int) {}
     __device__ __forceinline__ float scale() const { return 1.0f; }
-    __device__ __forceinline__ u32 rows_are_queries(int, int, int) const { return ~0u; }
-    __device__ __forceinline__ u32 rows_are_keys(int, int, int) const { return ~0u; }
+    __device__ __forceinline__ u32 draw(int, int) const { return ~0u; }
+    __device__ __forceinline__ u32 rows_are_queries(int, int) const { return ~0u; }
+    __device__ __forceinline__ Words load(int, int) const { return {}; }
+    __device__ __forceinline__ static u32 rows_are_keys(Words) { return ~0u; }
     __device__ __forceinline__ static float apply(u32, int, float x) { return x; }
 };
 struct Dropout {
+    struct Words {
+        u32 of[8];
+    };
+    const Attention& of;
     StepState state;
-    u32 site;
-    float dropped;
     // The least word whose uniform is at least `dropped`: both have 24 bits.
     u32 threshold;
-    u64 queries, keys;
+    // The first element of the task, as sparse24_cpu numbers them.
+    u64 first;
+    int key_tiles;
+    // The task's words.
+    u32* kept;
 
-    __device__ __forceinline__ explicit Dropout(const Attention& of)
-        : state(*of.state),
-          site(of.site),
-          dropped(of.dropped),
+    __device__ __forceinline__ Dropout(const Attention& of, int task)
+        : of(of),
+          state(*of.state),
           threshold(u32(ceilf(of.dropped * 0x1p24f)) << 8),
-          queries(of.queries),
-          keys(of.keys) {}
-    __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - dropped); }
+          first(u64(task) * of.queries * of.keys),
+          key_tiles((of.keys + ROWS - 1) / ROWS),
+          kept(of.kept + u64(task) * ((of.queries + ROWS - 1) / ROWS) * key_tiles * THREADS) {}
+    __device__ __forceinline__ float scale() const { return 1.0f / (1.0f - of.dropped); }
+    __device__ __forceinline__ u32* tile(int query_tile, int key_tile) const {
+        return kept + (u64(query_tile) * key_tiles + key_tile) * THREADS;
+    }
     // For four consecutive elements, bit 0 for the first.
     __device__ __forceinline__ u32 call(u32 number) const {
-        uint4 words = philox(state, site, number);
+        uint4 words = philox(state, of.site, number);
         return u32(words.x >= threshold) | u32(words.y >= threshold) << 1 |
                u32(words.z >= threshold) << 2 | u32(words.w >= threshold) << 3;
     }
-    __device__ __forceinline__ u32 four(u64 first) const {
-        u32 bits = call(u32(first / 4)), past = first % 4;
-        if (past != 0) bits = (bits | call(u32(first / 4) + 1) << 4) >> past & 15;
+    __device__ __forceinline__ u32 four(u64 element) const {
+        u32 bits = call(u32(element / 4)), past = element % 4;
+        if (past != 0) bits = (bits | call(u32(element / 4) + 1) << 4) >> past & 15;
         return bits;
     }
     // A lane draws four keys for one of the two rows, its neighbour for the other, and they
     // exchange.
-    __device__ __forceinline__ u32 rows_are_queries(int task, int query, int key) const {
+    __device__ __forceinline__ u32 draw(int query_tile, int key_tile) const {
         u32 lane = threadIdx.x % 32, mine = 0;
-        u64 first =
-            (task * queries + query + lane / 4 + lane % 2 * 8) * keys + key + lane % 4 / 2 * 4;
+        int query = query_tile * ROWS + threadIdx.x / 32 * 16 + lane / 4 + lane % 2 * 8;
+        u64 element = first + u64(query) * of.keys + key_tile * ROWS + lane % 4 / 2 * 4;
 #pragma unroll 2
-        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n) << 4 * n;
+        for (int n = 0; n < 8; ++n) mine |= four(element + 8 * n) << 4 * n;
         u32 other = __shfl_xor_sync(0xffffffffu, mine, 1), shift = lane % 2 * 2;
         u32 upper = lane % 2 ? other : mine, lower = lane % 2 ? mine : other;
-        return (upper >> shift & 0x33333333) | (lower >> shift & 0x33333333) << 2;
+        u32 word = (upper >> shift & 0x33333333) | (lower >> shift & 0x33333333) << 2;
+        tile(query_tile, key_tile)[threadIdx.x] = word;
+        return word;
     }
-    // Four lanes hold four keys in a row: each draws them for one of a lane's four elements of
-    // every n.
-    __device__ __forceinline__ u32 rows_are_keys(int task, int key, int query) const {
-        u32 lane = threadIdx.x % 32, r = lane / 4 % 4, mine = 0, bits = 0;
-        u64 first = (task * queries + query + lane % 4 * 2 + r % 2) * keys + key + lane / 16 * 4 +
-                    r / 2 * 8;
-#pragma unroll 2
-        for (int n = 0; n < 8; ++n) mine |= four(first + 8 * n * keys) << 4 * n;
+    __device__ __forceinline__ u32 rows_are_queries(int query_tile, int key_tile) const {
+        return tile(query_tile, key_tile)[threadIdx.x];
+    }
+    // A thread whose rows are keys finds its elements in the words of eight threads whose rows are
+    // queries: word 2*a + b has queries 16*a + 2*(l%4) + b and 8 more.
+    __device__ __forceinline__ Words load(int query_tile, int key_tile) const {
+        const u32* words = tile(query_tile, key_tile) + threadIdx.x % 4 * 8 + threadIdx.x % 32 / 8;
+        Words loaded;
 #pragma unroll
-        for (u32 c = 0; c < 4; ++c)
-            bits |= (__shfl_sync(0xffffffffu, mine, (lane & ~12u) + 4 * c) >> r & 0x11111111) << c;
+        for (int i = 0; i < 8; ++i) loaded.of[i] = words[i / 2 * 32 + i % 2 * 4];
+        return loaded;
+    }
+    __device__ __forceinline__ static u32 rows_are_keys(const Words& words) {
+        // After the shift, bit 2 is 8 queries after bit 0, bit 4 is 8 keys after it, bit 6 both.
+        u32 shift = threadIdx.x / 32 * 8 + threadIdx.x / 4 % 2, bits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            u32 found = words.of[i] >> shift;
+            bits |= ((found & 0x41) | (found & 4) << 2 | (found & 16) >> 2) << (i / 2 * 8 + i % 2);
+        }
         return bits;
     }
     __device__ __forceinline__ static float apply(u32 bits, int i, float x) {

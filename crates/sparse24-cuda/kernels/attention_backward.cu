@@ -2,7 +2,7 @@
 //   _queries: a block owns queries and loops over keys: dq, and for every query lse in base 2 and
 //             delta = sum of d_o * o
 //   _keys:    a block owns keys and loops over queries: dk, dv
-// in   q, k, v, o, lse, state, lengths as in attention_forward; d_o bf16 as o
+// in   q, k, v, o, lse, kept, lengths as in attention_forward; d_o bf16 as o
 // out  dq bf16 as q, dk, dv bf16 as k, v, overwritten; rows f32 [batch*heads, 2*queries], scratch
 //      that the first kernel leaves to the second
 // pre  rows 16-byte aligned (scratch 4); width a multiple of 8, at most 64 or 128 by the kernel's
@@ -73,7 +73,7 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
         if (row < rows) to[0] = log_sum, to[of.queries] = delta;
     }
 
-    Drop drop(of);
+    Drop drop(of, place.task);
     Left<WIDTH> left{own, first}, left_gradients{gradients, first};
     Rounded operand;
     float sums[WIDTH / 8][4] = {}, log_sums[2], deltas[2], unit = of.scale * LOG2_E;
@@ -92,13 +92,13 @@ __device__ __forceinline__ void queries(const Attention& of, const bf16* q, cons
         log_sums[h] = both.x, deltas[h] = both.y;
     }
     for (int step = 0; step < steps; ++step) {
+        u32 kept = drop.rows_are_queries(first_query / ROWS, step);
         advance(step);
         Slab<WIDTH> keys = stage(step), values = keys.after(1);
         int key = step * ROWS;
         float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, keys);
         product_with_transpose(slopes, left_gradients, values);
-        u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
         products_wait<1>();
         pin(scores);
         if (key + ROWS > all_see) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     if (begin < steps) fetch(begin);
     fetches_end_group();
 
-    Drop drop(of);
+    Drop drop(of, place.task);
     Left<WIDTH> left{own, first}, left_values{own_values, first};
     Rounded probabilities, operand;
     float dk_sums[WIDTH / 8][4] = {}, dv_sums[WIDTH / 8][4] = {}, unit = of.scale * LOG2_E;
@@ -196,6 +196,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         fetches_end_group();
     };
     for (int step = begin; step < steps; ++step) {
+        typename Drop::Words words = drop.load(step, place.piece);
         advance(step);
         Slab<WIDTH> queries = stage(step), gradients = queries.after(1);
         const float2* statistics = reinterpret_cast<const float2*>(memory + statistics_at) +
@@ -204,7 +205,7 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
         float scores[8][4] = {}, slopes[8][4] = {};
         product_with_transpose(scores, left, queries);
         if constexpr (WANTED & OF_KEYS) product_with_transpose(slopes, left_values, gradients);
-        u32 kept = drop.rows_are_keys(place.task, first_key + first, query);
+        u32 kept = Drop::rows_are_keys(words);
         products_wait<WANTED & OF_KEYS ? 1 : 0>();
         pin(scores);
         // The first of these queries sees the fewest keys.
@@ -286,15 +287,15 @@ __device__ __forceinline__ void keys(const Attention& of, const bf16* q, const b
     }
 ATTENTION_BACKWARD(attention_backward_64, 64, KeepAll, AllKeys, TOGETHER(4, 2), TOGETHER(3, 2))
 ATTENTION_BACKWARD(attention_backward_128, 128, KeepAll, AllKeys, TOGETHER(2, 2), TOGETHER(2, 2))
-ATTENTION_BACKWARD(attention_backward_dropout_64, 64, Dropout, AllKeys, TOGETHER(3, 2),
-                   TOGETHER(2, 2))
+ATTENTION_BACKWARD(attention_backward_dropout_64, 64, Dropout, AllKeys, TOGETHER(4, 2),
+                   TOGETHER(3, 2))
 ATTENTION_BACKWARD(attention_backward_dropout_128, 128, Dropout, AllKeys, TOGETHER(2, 2),
                    TOGETHER(2, 2))
 ATTENTION_BACKWARD(attention_backward_64_lengths, 64, KeepAll, FirstKeys, TOGETHER(4, 2),
                    TOGETHER(2, 2))
 ATTENTION_BACKWARD(attention_backward_128_lengths, 128, KeepAll, FirstKeys, TOGETHER(2, 2),
                    TOGETHER(2, 2))
-ATTENTION_BACKWARD(attention_backward_dropout_64_lengths, 64, Dropout, FirstKeys, TOGETHER(3, 2),
+ATTENTION_BACKWARD(attention_backward_dropout_64_lengths, 64, Dropout, FirstKeys, TOGETHER(4, 2),
                    TOGETHER(2, 2))
 ATTENTION_BACKWARD(attention_backward_dropout_128_lengths, 128, Dropout, FirstKeys, TOGETHER(2, 2),
                    TOGETHER(2, 2))

@@ -4,7 +4,7 @@
 //      state: the stream of dropout, null without; lengths u32 [batch]: visible keys of each
 //      sequence, read by the _lengths kernels only
 // out  o bf16 as q, lse f32 [batch*heads, queries], overwritten; 0 and -infinity for a query that
-//      sees no key
+//      sees no key; kept u32, see Dropout in attention.cuh, written by the _dropout kernels only
 // pre  rows 16-byte aligned; width a multiple of 8, at most 64 or 128 by the kernel's name; outputs
 //      alias nothing
 // acc  f32; probabilities are rounded to bf16 before they multiply v; 64 keys at a time, in order
@@ -45,7 +45,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
     if (steps > 0) fetch(0);
     fetches_end_group();
 
-    Drop drop(of);
+    Drop drop(of, place.task);
     Left<WIDTH> left{queries, first};
     Rounded probabilities;
     float sums[WIDTH / 8][4] = {}, reference[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f},
@@ -64,7 +64,7 @@ __device__ __forceinline__ void forward(const Attention& of, const bf16* q, cons
         int key = step * ROWS;
         float scores[8][4] = {};
         product_with_transpose(scores, left, keys);
-        u32 kept = drop.rows_are_queries(place.task, first_query + first, key);
+        u32 kept = drop.draw(first_query / ROWS, step);
         products_wait<0>();
         pin(scores);
         pin(sums);

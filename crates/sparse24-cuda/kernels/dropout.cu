@@ -1,10 +1,10 @@
-// dropout: x = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform of
+// dropout: out = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform of
 //      at least p
 // drop_sequences: the same for all of a sequence, whose number takes the place of e; sequences have
 //      `length` elements
-// in   state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
-// out  x bf16 [elements], in place
-// pre  x 16-byte aligned; at most 2^34 elements, or sequences; `length` is a multiple of 8
+// in   x bf16 [elements]; state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
+// out  out bf16 [elements], overwritten, or x itself
+// pre  x and out 16-byte aligned; at most 2^34 elements, or sequences; `length` is a multiple of 8
 // acc  f32, rounded once: the bits of the CPU's product, rounded to bf16
 // ref  sparse24_cpu::dropout
 #include "pdl.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ float dropped(float x, u32 word, u32 least, float sca
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dropout(bf16* x, u64 elements, const StepState* state, u32 site, float p, float scale) {
+    dropout(const bf16* x, bf16* out, u64 elements, const StepState* state, u32 site, float p, float scale) {
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     bool whole = first + 8 <= elements;
     uint4 raw = make_uint4(0, 0, 0, 0);
@@ -37,18 +37,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         Run<8> run = widen(raw);
 #pragma unroll
         for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], words[i], least, scale);
-        store(x + first, run);
+        store(out + first, run);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             if (first + i < elements)
-                x[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
+                out[first + i] = narrow(dropped(widen(x[first + i]), words[i], least, scale));
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    drop_sequences(bf16* x, u64 elements, u64 length, const StepState* state, u32 site, float p,
-                   float scale) {
+    drop_sequences(const bf16* x, bf16* out, u64 elements, u64 length, const StepState* state,
+                   u32 site, float p, float scale) {
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     if (first >= elements) return;
     pdl_wait();
@@ -59,5 +59,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Run<8> run = widen(*reinterpret_cast<const uint4*>(x + first));
 #pragma unroll
     for (int i = 0; i < 8; ++i) run.at[i] = dropped(run.at[i], word, least, scale);
-    store(x + first, run);
+    store(out + first, run);
 }

@@ -1,7 +1,7 @@
 //! Softmax attention, forward and backward, without a `[Tq, Tk]` matrix in memory.
 //!
 //! Every sum has a fixed order, so the bits depend on the operands alone. The backward pass
-//! recomputes the probabilities from the log-sum-exp of their rows, and dropout from its stream.
+//! recomputes the probabilities from the log-sum-exp of their rows.
 //! Sources: Vaswani et al., arXiv 1706.03762; Dao, arXiv 2307.08691.
 
 use half::bf16;
@@ -32,11 +32,21 @@ pub struct AttentionForward {
     /// Key padding `[batch, 1]`: the queries of sequence b see at most its first `lengths[b]` keys.
     pub lengths: Option<Matrix<u32>>,
     /// Dropout of the probabilities, numbered as `[batch, heads, Tq, Tk]`.
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<AttentionDropout>,
     /// Output `[batch * Tq, d]`, overwritten.
     pub o: Matrix<bf16>,
     /// Log-sum-exp of the scores `[batch * heads, Tq]`, contiguous, overwritten.
     pub lse: Matrix<f32>,
+}
+
+/// Dropout of probabilities, which is drawn once.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionDropout {
+    /// Probability and random stream.
+    pub drawn: Dropout,
+    /// Which probabilities are kept `[batch * heads, shape.tile_words()]`, contiguous: written by
+    /// the forward pass and read by the backward pass.
+    pub kept: Matrix<u32>,
 }
 
 /// The gradient of [`AttentionForward`]. Keys beyond a sequence's length get zero gradients.
@@ -198,12 +208,15 @@ impl AttentionForward {
         if !width.is_multiple_of(8) {
             return Err(Error::Alignment { operation, operand: "every head of q", bytes: 16 });
         }
-        if let Some(dropout) = self.dropout {
-            checks.below_one("the dropout probability", dropout.p)?.limit(
-                "the number of probabilities with dropout",
-                batch * heads * queries * keys,
-                MAX_ELEMENTS,
-            )?;
+        if let Some(AttentionDropout { drawn, kept }) = self.dropout {
+            checks
+                .below_one("the dropout probability", drawn.p)?
+                .limit(
+                    "the number of probabilities with dropout",
+                    batch * heads * queries * keys,
+                    MAX_ELEMENTS,
+                )?
+                .output("kept", kept, [batch * heads, self.shape.tile_words()], 4)?;
         }
         checks
             .limit("the head width", width, MAX_HEAD_WIDTH)?
@@ -216,19 +229,23 @@ impl AttentionForward {
     }
 
     /// The arguments that all kernels share.
-    fn common(&self, device: &Device) -> [Argument; 10] {
+    fn common(&self, device: &Device) -> [Argument; 11] {
         let AttentionShape { heads, queries, keys, mask, .. } = self.shape;
         let diagonal = match mask {
             AttentionMask::Causal => (keys as u32).wrapping_sub(queries as u32),
             AttentionMask::Full => keys as u32,
         };
         let (state, site, p) = match self.dropout {
-            Some(Dropout { p, site }) => (device.state(), site.word(), p),
+            Some(AttentionDropout { drawn: Dropout { p, site }, .. }) => {
+                (device.state(), site.word(), p)
+            }
             None => (Argument::U64(0), 0, 0.0),
         };
+        let kept = self.dropout.map(|dropout| dropout.kept);
         let (width, scale) = (self.width() as u32, (self.width() as f32).sqrt().recip());
         let [heads, queries, keys] = [heads, queries, keys].map(|length| length as u32);
-        arguments![heads, queries, keys, width, diagonal, scale, state, site, p, self.lengths]
+        let lengths = self.lengths;
+        arguments![heads, queries, keys, width, diagonal, scale, state, site, p, kept, lengths]
     }
 }
 

@@ -230,7 +230,7 @@ impl ModelSpec {
         let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
         let shape = BatchShape { size: 1, sequence_length: 1 };
         let rule = UpdateRule::Sgd { momentum: 0.0 };
-        let mut builder = Builder::new(&mut backend, &method, &rule, shape);
+        let mut builder = Builder::new(&mut backend, &method, &rule, shape, 0.0);
         self.build(&mut builder, ActivationCheckpointing::None)?;
         let parameters = builder.into_parameters();
         Ok(parameters.iter().map(|parameter| parameter.spec.clone()).collect())

@@ -13,7 +13,7 @@ use crate::{
     Error,
     backend::{
         Backend, Op, Tensor,
-        op::{Copy, DropSequences, DropoutOp},
+        op::{DropSequences, DropoutOp},
     },
     method::Phase,
 };
@@ -33,7 +33,9 @@ mod sinusoids;
 mod span_head;
 mod target_rows;
 
-pub use attention::{Attention, AttentionActivations, AttentionSpec, Streams};
+pub use attention::{
+    Attention, AttentionActivations, AttentionOperands, AttentionSpec, ProbabilityDropout, Streams,
+};
 pub use builder::{BatchShape, Builder};
 pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};
@@ -105,27 +107,29 @@ impl Pass<'_> {
     }
 
     /// The gradient before a dropout, for a gradient `d` that also flows past it: `d` itself
-    /// without dropout, else a copy.
-    pub fn before_dropout(&mut self, d: Tensor, copy: Tensor, site: Site) -> Result<Tensor, Error> {
-        if self.dropout_at(site).is_none() {
-            return Ok(d);
-        }
-        self.run(Copy { from: d, to: copy })?;
-        self.drop_in_place(copy, site)?;
-        Ok(copy)
+    /// without dropout, else `out`.
+    pub fn before_dropout(&mut self, d: Tensor, out: Tensor, site: Site) -> Result<Tensor, Error> {
+        let Some(dropout) = self.dropout_at(site) else { return Ok(d) };
+        self.run(DropoutOp { x: d, out, dropout })?;
+        Ok(out)
     }
 
     /// Drops elements of `x`, or of its gradient, in place.
     pub fn drop_in_place(&mut self, x: Tensor, site: Site) -> Result<(), Error> {
         match self.dropout_at(site) {
-            Some(dropout) => self.run(DropoutOp { x, dropout }),
+            Some(dropout) => self.run(DropoutOp { x, out: x, dropout }),
             None => Ok(()),
         }
     }
 
-    /// Drops whole sequences of `x`, or of its gradient, in place.
-    pub fn drop_sequences(&mut self, x: Tensor, dropout: Dropout) -> Result<(), Error> {
+    /// out = `x`, or its gradient, without the whole sequences that are dropped.
+    pub fn drop_sequences(
+        &mut self,
+        x: Tensor,
+        out: Tensor,
+        dropout: Dropout,
+    ) -> Result<(), Error> {
         let sequence_length = self.batch.sequence_length;
-        self.run(DropSequences { x, sequence_length, dropout })
+        self.run(DropSequences { x, out, sequence_length, dropout })
     }
 }

@@ -199,8 +199,8 @@ pub(crate) struct Allocated {
 
 impl Allocated {
     pub(crate) fn new(backend: &mut dyn Backend, recipe: &Recipe) -> Result<Self, Error> {
-        let mut builder =
-            Builder::new(backend, &recipe.method, &recipe.optimizer.rule, recipe.batch);
+        let &Recipe { ref method, ref optimizer, batch, dropout, .. } = recipe;
+        let mut builder = Builder::new(backend, method, &optimizer.rule, batch, dropout);
         let model = recipe.model.build(&mut builder, recipe.checkpointing)?;
         let parameters = builder.into_parameters();
         let losses = [recipe.gradient_accumulation.last.get() as usize, 1];

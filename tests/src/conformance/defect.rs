@@ -157,8 +157,8 @@ fn outputs(op: &Op<'_>) -> Vec<Tensor> {
                 outputs
             }
             DenseOp::Logits(op) => vec![op.out],
-            DenseOp::Dropout(op) => vec![op.x],
-            DenseOp::DropSequences(op) => vec![op.x],
+            DenseOp::Dropout(op) => vec![op.out],
+            DenseOp::DropSequences(op) => vec![op.out],
             DenseOp::GatherRows(op) => vec![op.out],
             DenseOp::ScatterRows(op) => vec![op.dx],
             DenseOp::Scale(op) => vec![op.out],

@@ -6,7 +6,10 @@ use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     backend::{Arithmetic, DType, Memory, Region, Tensor, cpu::CpuBackend},
     method::{DgradOperand, GradientOperand, Method},
-    nn::{Attention, AttentionSpec, BatchShape, Bias, Builder, Init, Pass, Sparsity, Streams},
+    nn::{
+        Attention, AttentionActivations, AttentionOperands, AttentionSpec, BatchShape, Bias,
+        Builder, Init, Pass, ProbabilityDropout, Sparsity, Streams,
+    },
     optim::UpdateRule,
 };
 
@@ -30,15 +33,16 @@ fn a_copy_of_the_stream_as_memory_is_self_attention() {
         bias: Bias::Present,
         init: [Init::Normal(0.5); 2],
         sparsity: Sparsity::Dense,
+        dropout: ProbabilityDropout::Present,
     };
     let run = |cross: bool| {
         let mut backend = CpuBackend::new(Arithmetic::F32);
         let (method, rule) = (Method::dense(), UpdateRule::Sgd { momentum: 0.0 });
-        let mut builder = Builder::new(&mut backend, &method, &rule, batch);
+        let mut builder = Builder::new(&mut backend, &method, &rule, batch, 0.0);
         let attention = Attention::new(&mut builder, &spec).expect("memory suffices");
-        let [kept, scratch] = ["kept", "scratch"].map(|name| {
-            Attention::activations(&mut builder, name, &spec).expect("memory suffices")
-        });
+        let kept = AttentionActivations::new(&mut builder, "kept", &spec).expect("memory suffices");
+        let scratch = AttentionOperands::new(&mut builder, "scratch", &spec);
+        let scratch = scratch.expect("memory suffices");
         let [x, memory, y, dy, dx, dmemory] = ["x", "memory", "y", "dy", "dx", "dmemory"]
             .map(|name| builder.activation(name, spec.d_model).expect("memory suffices"));
         let lengths = builder.tensor("lengths", [batch.size, 1], DType::U32, Region::Activations);
@@ -66,7 +70,7 @@ fn a_copy_of_the_stream_as_memory_is_self_attention() {
         let streams = Streams { x, memory, lengths: Some(lengths) };
         attention.forward(&mut pass, streams, kept, y).expect("shapes fit");
         attention
-            .backward(&mut pass, streams, [kept, scratch], dy, dx, Some(dmemory))
+            .backward(&mut pass, streams, (kept, scratch), dy, dx, Some(dmemory))
             .expect("shapes fit");
         let mut read = |tensor| download(&mut backend, tensor);
         let gradients: Vec<_> = parameters.iter().map(|p| read(p.gradient)).collect();

@@ -10,8 +10,8 @@ use sparse24_core::{
 use sparse24_cuda::{
     Device,
     attention::{
-        AttentionBackward, AttentionForward, attention_backward, attention_forward,
-        backward_scratch,
+        AttentionBackward, AttentionDropout, AttentionForward, attention_backward,
+        attention_forward, backward_scratch,
     },
 };
 
@@ -67,7 +67,11 @@ impl Case {
         let lse = Poisoned::<f32>::new(device, [batch * heads, queries]);
         let [o, dq, dk, dv] = [of_queries, of_queries, of_keys, of_keys]
             .map(|shape| Poisoned::<bf16>::new(device, shape));
-        let dropout = self.dropped.map(|p| Dropout { p, site: SITE });
+        let kept = Poisoned::<u32>::new(device, [batch * heads, shape.tile_words()]);
+        let dropout = self.dropped.map(|p| {
+            let drawn = Dropout { p, site: SITE };
+            AttentionDropout { drawn, kept: kept.matrix }
+        });
         let lengths = self.lengths.as_ref().map(|lengths| {
             let to = device.alloc("lengths", [batch, 1]).expect("memory");
             device.upload(to, lengths).expect("uploaded");
@@ -88,6 +92,7 @@ impl Case {
         };
         attention_backward(device, &backward).expect("queued");
         scratch.assert_guarded(device);
+        kept.assert_guarded(device);
         let lse = Array2::from_shape_vec(lse.matrix.shape(), lse.read(device)).expect("the shape");
         let [o, dq, dk, dv] = [o, dq, dk, dv].map(|from| {
             let values = from.read(device).into_iter().map(f32::from).collect();

@@ -15,7 +15,7 @@ fn bad_probabilities_are_refused() {
         let x = device.alloc::<bf16>("x", [4, 8]).expect("memory");
         for p in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {
             let rule = Dropout { p, site: Site::new(Purpose::Dropout, 0) };
-            let found = refused(dropout(device, x, &rule));
+            let found = refused(dropout(device, x, x, &rule));
             assert_eq!(found, ("range", "the dropout probability"), "{p}");
         }
     });

@@ -19,7 +19,7 @@ fn a_replay_reads_the_current_memory_and_step_state() {
         let rule = Dropout { p: 0.5, site: Site::new(Purpose::Dropout, 7) };
         let work = |device: &mut Device| {
             activation::forward(device, Activation::Gelu, x, h.matrix).expect("queued");
-            dropout(device, h.matrix, &rule).expect("queued");
+            dropout(device, h.matrix, h.matrix, &rule).expect("queued");
         };
         let state = |step| StepState { seed: 5, step, ..StepState::default() };
         let expected: Vec<Vec<bf16>> = (0..3)

@@ -8,10 +8,11 @@ mod sparse;
 mod update;
 
 pub use dense::{
-    ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionForward, BiasGrad,
-    DenseOp, DropSequences, DropoutOp, Embed, EmbedBackward, EmbedForward, GatherRows, Gradient,
-    HeadGradients, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits, Mixed, NormBackward,
-    NormForward, Scale, ScaleGrad, ScatterRows, TargetLoss, Weight,
+    ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionDropout,
+    AttentionForward, BiasGrad, DenseOp, DropSequences, DropoutOp, Embed, EmbedBackward,
+    EmbedForward, GatherRows, Gradient, HeadGradients, HeadLoss, LinearDgrad, LinearForward,
+    LinearWgrad, Logits, Mixed, NormBackward, NormForward, Scale, ScaleGrad, ScatterRows,
+    TargetLoss, Weight,
 };
 pub use sparse::{CompressWeight, MaskSearch, MvueCompress, Orientation, PermutedMask, SparseOp};
 pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};

@@ -24,9 +24,10 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass, Prediction,
-        PredictionHead, SequenceHeadSpec, Sharing, Sparsity, Streams,
+        Attention, AttentionActivations, AttentionOperands, AttentionSpec, BatchShape, Bias,
+        Builder, Embedding, Ffn, FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations,
+        Pass, Prediction, PredictionHead, ProbabilityDropout, SequenceHeadSpec, Sharing, Sparsity,
+        Streams,
     },
     objective::Batch,
 };
@@ -86,6 +87,7 @@ impl BertSpec {
             bias: Bias::Present,
             init: [INIT; 2],
             sparsity: self.sparsify.attention(),
+            dropout: ProbabilityDropout::Present,
         }
     }
 
@@ -147,7 +149,7 @@ struct Shared {
     dsum: Tensor,
     ddelta: Tensor,
     dbranch: Tensor,
-    attention: AttentionActivations,
+    attention: AttentionOperands,
     ffn: FfnActivations,
 }
 
@@ -197,7 +199,7 @@ impl Bert {
         let (delta, dx, dsum) = (activation("delta")?, activation("dx")?, activation("dsum")?);
         let (ddelta, dbranch) = (activation("ddelta")?, activation("dbranch")?);
         let attention = spec.attention(&names);
-        let attention = Attention::activations(builder, "d", &attention)?;
+        let attention = AttentionOperands::new(builder, "d", &attention)?;
         let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
         let shared = Shared { delta, dx, dsum, ddelta, dbranch, attention, ffn };
         Ok(Self {
@@ -295,7 +297,7 @@ impl Block {
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
         let attention = spec.attention(&names);
-        let kept_attention = Attention::activations(builder, &of("kept"), &attention)?;
+        let kept_attention = AttentionActivations::new(builder, &of("kept"), &attention)?;
         let attention = Attention::new(builder, &attention)?;
         let norm = of("attention.output.LayerNorm");
         let after_attention = AddNorm::new(builder, &norm, d_model, EPSILON)?;
@@ -332,7 +334,7 @@ impl Block {
         pass.run(Add { x: dsum, delta: dbranch, out: dx })?;
 
         let dout = self.after_attention.backward(pass, dx, dsum, ddelta)?;
-        let buffers = [self.kept_attention.rows(pass), shared.attention.rows(pass)];
+        let buffers = (self.kept_attention.rows(pass), shared.attention.rows(pass));
         self.attention.backward(pass, streams, buffers, dout, dbranch, None)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })
     }

@@ -33,8 +33,9 @@ use crate::{
         op::{Add, Copy, GatherRows, TargetLoss},
     },
     nn::{
-        Attention, AttentionActivations, AttentionSpec, BatchShape, Bias, Builder, Embedding, Ffn,
-        FfnActivations, FfnSpec, Head, Init, Pass, PredictionHead, Sharing, Streams,
+        Attention, AttentionActivations, AttentionOperands, AttentionSpec, BatchShape, Bias,
+        Builder, Embedding, Ffn, FfnActivations, FfnSpec, Head, Init, Pass, PredictionHead,
+        ProbabilityDropout, Sharing, Streams,
     },
     objective::Batch,
 };
@@ -83,7 +84,8 @@ impl TransformerSpec {
         let &Self { d_model: d, heads, sparsify, .. } = self;
         let sparsity = sparsify.attention();
         let init = [xavier(3 * d, d), xavier(d, d)];
-        AttentionSpec { names, d_model: d, heads, mask, bias: Bias::Present, init, sparsity }
+        let (bias, dropout) = (Bias::Present, ProbabilityDropout::Absent);
+        AttentionSpec { names, d_model: d, heads, mask, bias, init, sparsity, dropout }
     }
 }
 
@@ -125,8 +127,8 @@ struct Shared {
     dbranch: Tensor,
     dmemory: Tensor,
     dpart: Tensor,
-    attention: AttentionActivations,
-    cross: AttentionActivations,
+    attention: AttentionOperands,
+    cross: AttentionOperands,
     ffn: FfnActivations,
 }
 
@@ -139,8 +141,8 @@ impl Shared {
         let (dmemory, dpart) = (activation("dmemory")?, activation("dpart")?);
         let names = ["q", "kv", "out"].map(str::to_owned);
         let of = |names| spec.attention(names, AttentionMask::Full);
-        let attention = Attention::activations(builder, "d", &of(&names[1..]))?;
-        let cross = Attention::activations(builder, "d cross", &of(&names))?;
+        let attention = AttentionOperands::new(builder, "d", &of(&names[1..]))?;
+        let cross = AttentionOperands::new(builder, "d cross", &of(&names))?;
         let ffn = FfnActivations::new(builder, "d", spec.d_ff, spec.activation)?;
         Ok(Self { delta, dx, dsum, ddelta, dbranch, dmemory, dpart, attention, cross, ffn })
     }
@@ -378,8 +380,8 @@ impl Block {
             let names = projections.iter().map(|name| of(&format!("{part}.{name}")));
             let names: Vec<String> = names.collect();
             let spec = spec.attention(&names, mask);
-            let attention = Attention::new(builder, &spec)?.without_dropout();
-            let kept = Attention::activations(builder, &of(part), &spec)?;
+            let attention = Attention::new(builder, &spec)?;
+            let kept = AttentionActivations::new(builder, &of(part), &spec)?;
             let norm = AddNorm::new(builder, &of(&format!("{part}_layer_norm")), d, EPSILON)?;
             Ok::<_, Error>((attention, kept, norm))
         };
@@ -454,14 +456,14 @@ impl Block {
         {
             let dout = after.backward(pass, dx, dsum, ddelta)?;
             let (memory, lengths) = (Some((x, pass.batch)), Some(lengths));
-            let buffers = [kept.rows(pass), shared.cross];
+            let buffers = (kept.rows(pass), shared.cross);
             let of = Streams { x: attended, memory, lengths };
             cross.backward(pass, of, buffers, dout, dbranch, Some(dmemory))?;
             pass.run(Add { x: dsum, delta: dbranch, out: dx })?;
         }
 
         let dout = self.after_attention.backward(pass, dx, dsum, ddelta)?;
-        let buffers = [self.kept_attention.rows(pass), shared.attention];
+        let buffers = (self.kept_attention.rows(pass), shared.attention);
         self.attention.backward(pass, streams, buffers, dout, dbranch, None)?;
         pass.run(Add { x: dsum, delta: dbranch, out: dx })
     }
@@ -482,9 +484,10 @@ impl Block {
         shared: Shared,
     ) -> Result<Tensor, Error> {
         let &Cached { step: &DecodingStep { sources, position, longest, .. }, .. } = cached;
-        let (n, wide) = (pass.tokens(), self.kept_attention.q.shape[1]);
+        let kept = self.kept_attention;
+        let (n, wide) = (pass.tokens(), kept.operands.q.shape[1]);
         let [cache, scratch] =
-            [self.kept_attention.q, shared.attention.q].map(|t| t.packed([n, longest * wide]));
+            [kept.operands.q, shared.attention.q].map(|t| t.packed([n, longest * wide]));
         if let Some(rows) = cached.order {
             let [x, out] = [cache, scratch].map(|t| t.columns(0..position * wide));
             pass.run(GatherRows { x, rows, out })?;
@@ -496,16 +499,15 @@ impl Block {
         let now = cache.columns(position * wide..(position + 1) * wide);
         pass.run(Copy { from: qkv, to: now })?;
         let [q, ..] = qkv.split::<3>();
-        let [_, k, v] = self.kept_attention.q.packed([n * longest, wide]).split();
-        let kept = AttentionActivations { kv: None, ..self.kept_attention };
+        let [_, k, v] = kept.operands.q.packed([n * longest, wide]).split();
         let keys = BatchShape { size: n, sequence_length: longest };
         self.attention.attend(pass, [q, k, v], keys, cached.seen, kept, delta)?;
         let mut x = self.after_attention.forward(pass, x, delta)?;
 
         if let Some((cross, kept, after)) = &self.cross {
-            let q = pass.rows(kept.q);
+            let q = pass.rows(kept.operands.q);
             cross.project(pass, x, q)?;
-            let kv = kept.kv.expect("keys of the sources are projected apart");
+            let kv = kept.operands.kv.expect("keys of the sources are projected apart");
             let [k, v] = kv.first_rows(sources.tokens()).split();
             cross.attend(pass, [q, k, v], sources, cached.lengths, *kept, delta)?;
             x = after.forward(pass, x, delta)?;

@@ -15,7 +15,7 @@ use crate::{
     Error,
     backend::{
         DType, Region, Tensor,
-        op::{Add, AttentionBackward, AttentionForward},
+        op::{Add, AttentionBackward, AttentionDropout, AttentionForward},
     },
 };
 
@@ -29,8 +29,17 @@ pub struct Attention {
     out: Linear24,
     heads: usize,
     mask: AttentionMask,
-    /// Dropout of the probabilities.
+    /// Of the probabilities.
     dropout: Option<Site>,
+}
+
+/// Whether attention drops probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbabilityDropout {
+    /// With the model's probability of dropout.
+    Present,
+    /// Never.
+    Absent,
 }
 
 /// The declaration of an [`Attention`].
@@ -50,19 +59,30 @@ pub struct AttentionSpec<'a> {
     pub init: [Init; 2],
     /// Whether masks may prune the projections.
     pub sparsity: Sparsity,
+    /// Whether probabilities are dropped.
+    pub dropout: ProbabilityDropout,
 }
 
-/// Activations kept for the backward pass, and the shapes of their gradients.
+/// The operands of softmax attention and its output, or their gradients.
 #[derive(Debug, Clone, Copy)]
-pub struct AttentionActivations {
+pub struct AttentionOperands {
     /// Joint: `[p, 3d]`; separate: q `[p, d]`.
     pub q: Tensor,
     /// Separate: k and v `[p_kv, 2d]`.
     pub kv: Option<Tensor>,
     /// `[p, d]`.
     pub o: Tensor,
+}
+
+/// Activations kept for the backward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionActivations {
+    /// Of the forward pass.
+    pub operands: AttentionOperands,
     /// Log of the sum of exponentials `[batch * heads, queries]`.
-    pub lse: Tensor,
+    lse: Tensor,
+    /// Which probabilities dropout keeps, of sequences of the largest length.
+    kept: Option<Tensor>,
 }
 
 /// The streams that attention reads.
@@ -90,7 +110,23 @@ impl Streams {
     }
 }
 
-impl AttentionActivations {
+impl AttentionOperands {
+    /// Allocates them.
+    pub fn new(
+        builder: &mut Builder<'_>,
+        name: &str,
+        spec: &AttentionSpec<'_>,
+    ) -> Result<Self, Error> {
+        let d = spec.d_model;
+        let (q, kv) = if spec.names.len() == 2 {
+            (builder.activation(&format!("{name}.qkv"), 3 * d)?, None)
+        } else {
+            let q = builder.activation(&format!("{name}.q"), d)?;
+            (q, Some(builder.activation(&format!("{name}.kv"), 2 * d)?))
+        };
+        Ok(Self { q, kv, o: builder.activation(&format!("{name}.o"), d)? })
+    }
+
     fn qkv(&self) -> [Tensor; 3] {
         match self.kv {
             None => self.q.split(),
@@ -104,11 +140,39 @@ impl AttentionActivations {
     /// The rows that the pass uses.
     #[must_use]
     pub fn rows(self, pass: &Pass<'_>) -> Self {
-        let BatchShape { size, sequence_length } = pass.batch;
-        let heads = self.lse.elements() / self.q.shape[0];
-        let lse = self.lse.packed([size * heads, sequence_length]);
         let kv = self.kv.map(|kv| pass.rows(kv));
-        Self { q: pass.rows(self.q), kv, o: pass.rows(self.o), lse }
+        Self { q: pass.rows(self.q), kv, o: pass.rows(self.o) }
+    }
+}
+
+impl AttentionActivations {
+    /// Allocates them.
+    pub fn new(
+        builder: &mut Builder<'_>,
+        name: &str,
+        spec: &AttentionSpec<'_>,
+    ) -> Result<Self, Error> {
+        let (heads, BatchShape { size: batch, sequence_length }) = (spec.heads, builder.batch());
+        let drops = spec.dropout == ProbabilityDropout::Present && builder.dropout() > 0.0;
+        let mut tensor = |part: &str, columns, dtype| {
+            let shape = [batch * heads, columns];
+            builder.tensor(&format!("{name}.{part}"), shape, dtype, Region::Activations)
+        };
+        let lse = tensor("lse", sequence_length, DType::F32)?;
+        let (queries, keys, mask) = (sequence_length, sequence_length, spec.mask);
+        let words = AttentionShape { batch, heads, queries, keys, mask }.tile_words();
+        let kept = if drops { Some(tensor("kept", words, DType::U32)?) } else { None };
+        Ok(Self { operands: AttentionOperands::new(builder, name, spec)?, lse, kept })
+    }
+
+    /// The rows that the pass uses.
+    #[must_use]
+    pub fn rows(self, pass: &Pass<'_>) -> Self {
+        let BatchShape { size, sequence_length } = pass.batch;
+        let heads = self.lse.elements() / self.operands.q.shape[0];
+        let lse = self.lse.packed([size * heads, sequence_length]);
+        let kept = self.kept.map(|kept| kept.first_rows(size * heads));
+        Self { operands: self.operands.rows(pass), lse, kept }
     }
 }
 
@@ -132,31 +196,9 @@ impl Attention {
             names => panic!("attention has two or three layers, not {names:?}"),
         };
         let out = linear(out, d, init[1])?;
-        Ok(Self { q, kv, out, heads, mask, dropout: Some(builder.dropout_site()) })
-    }
-
-    /// The same attention without dropout of its probabilities.
-    #[must_use]
-    pub fn without_dropout(self) -> Self {
-        Self { dropout: None, ..self }
-    }
-
-    /// Allocates what it keeps.
-    pub fn activations(
-        builder: &mut Builder<'_>,
-        name: &str,
-        spec: &AttentionSpec<'_>,
-    ) -> Result<AttentionActivations, Error> {
-        let (d, BatchShape { size, sequence_length }) = (spec.d_model, builder.batch());
-        let lse = [size * spec.heads, sequence_length];
-        let lse = builder.tensor(&format!("{name}.lse"), lse, DType::F32, Region::Activations)?;
-        let (q, kv) = if spec.names.len() == 2 {
-            (builder.activation(&format!("{name}.qkv"), 3 * d)?, None)
-        } else {
-            let q = builder.activation(&format!("{name}.q"), d)?;
-            (q, Some(builder.activation(&format!("{name}.kv"), 2 * d)?))
-        };
-        Ok(AttentionActivations { q, kv, o: builder.activation(&format!("{name}.o"), d)?, lse })
+        let site = builder.dropout_site();
+        let dropout = (spec.dropout == ProbabilityDropout::Present).then_some(site);
+        Ok(Self { q, kv, out, heads, mask, dropout })
     }
 
     /// y = attention(x, memory) W_out^T + b.
@@ -167,11 +209,11 @@ impl Attention {
         kept: AttentionActivations,
         y: Tensor,
     ) -> Result<(), Error> {
-        self.project(pass, streams.x, kept.q)?;
+        self.project(pass, streams.x, kept.operands.q)?;
         self.project_memory(pass, streams.memory(), kept)?;
         let op = self.operation(pass, streams, kept);
         pass.run(op)?;
-        self.out.forward(pass, kept.o, y)
+        self.out.forward(pass, kept.operands.o, y)
     }
 
     /// The queries of x; with one projection, its keys and values too.
@@ -186,7 +228,7 @@ impl Attention {
         memory: Tensor,
         kept: AttentionActivations,
     ) -> Result<(), Error> {
-        match (&self.kv, kept.kv) {
+        match (&self.kv, kept.operands.kv) {
             (Some(projection), Some(kv)) => projection.forward(pass, memory, kv),
             _ => Ok(()),
         }
@@ -207,26 +249,26 @@ impl Attention {
         let queries = q.shape[0] / batch;
         let mask = AttentionMask::Full;
         let shape = AttentionShape { batch, heads, queries, keys: keys.sequence_length, mask };
-        let o = kept.o.first_rows(q.shape[0]);
+        let o = kept.operands.o.first_rows(q.shape[0]);
         let lse = kept.lse.packed([batch * heads, queries]);
         let (lengths, dropout) = (Some(lengths), None);
         pass.run(AttentionForward { shape, q, k, v, lengths, dropout, o, lse })?;
         self.out.forward(pass, o, y)
     }
 
-    /// The gradients of parameters and streams. `scratch` has the shapes of `kept` (its `lse` is
-    /// unused). `dx` is overwritten. With separate projections, so is `dmemory`, by the gradient of
-    /// the stream of keys and values; it is added to `dx` if both streams are one.
+    /// The gradients of parameters and streams. `kept` comes with room for its gradients. `dx` is
+    /// overwritten. With separate projections, so is `dmemory`, by the gradient of the stream of
+    /// keys and values; it is added to `dx` if both streams are one.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
         streams: Streams,
-        [kept, scratch]: [AttentionActivations; 2],
+        (kept, scratch): (AttentionActivations, AttentionOperands),
         dy: Tensor,
         dx: Tensor,
         dmemory: Option<Tensor>,
     ) -> Result<(), Error> {
-        self.out.backward(pass, kept.o, dy, scratch.o)?;
+        self.out.backward(pass, kept.operands.o, dy, scratch.o)?;
         let forward = self.operation(pass, streams, kept);
         pass.run(AttentionBackward { forward, d_o: scratch.o, dqkv: scratch.qkv() })?;
         self.q.backward(pass, streams.x, scratch.q, dx)?;
@@ -246,12 +288,13 @@ impl Attention {
         streams: Streams,
         kept: AttentionActivations,
     ) -> AttentionForward {
-        let [q, k, v] = kept.qkv();
+        let [q, k, v] = kept.operands.qkv();
         let BatchShape { size: batch, sequence_length: queries } = pass.batch;
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);
         let shape = AttentionShape { batch, heads: self.heads, queries, keys, mask: self.mask };
-        let dropout = self.dropout.and_then(|site| pass.dropout_at(site));
+        let drawn = self.dropout.and_then(|site| pass.dropout_at(site));
+        let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| AttentionDropout { drawn, kept });
         let lengths = streams.lengths;
-        AttentionForward { shape, q, k, v, lengths, dropout, o: kept.o, lse: kept.lse }
+        AttentionForward { shape, q, k, v, lengths, dropout, o: kept.operands.o, lse: kept.lse }
     }
 }

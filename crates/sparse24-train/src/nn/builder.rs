@@ -34,6 +34,7 @@ pub struct Builder<'a> {
     method: &'a Method,
     rule: &'a UpdateRule,
     batch: BatchShape,
+    dropout: f32,
     parameters: Parameters,
     /// Sampled gradients by `[p, r]`: one lives until its product, so layers of a shape share it.
     sampled: Vec<([usize; 2], Gradient24)>,
@@ -41,21 +42,29 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder for batches of at most this shape, trained by this method and update rule.
+    /// A builder for batches of at most this shape, trained by this method and update rule with
+    /// this probability of dropout.
     pub fn new(
         backend: &'a mut dyn Backend,
         method: &'a Method,
         rule: &'a UpdateRule,
         batch: BatchShape,
+        dropout: f32,
     ) -> Self {
         let (parameters, sampled) = (Parameters::default(), Vec::new());
-        Self { backend, method, rule, batch, parameters, sampled, dropout_sites: 0 }
+        Self { backend, method, rule, batch, dropout, parameters, sampled, dropout_sites: 0 }
     }
 
     /// The largest batch.
     #[must_use]
     pub fn batch(&self) -> BatchShape {
         self.batch
+    }
+
+    /// The probability of dropout.
+    #[must_use]
+    pub fn dropout(&self) -> f32 {
+        self.dropout
     }
 
     /// The parameters so far, at the end those of the model.

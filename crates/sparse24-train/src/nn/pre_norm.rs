@@ -12,12 +12,13 @@ use sparse24_core::{
 };
 
 use super::{
-    Attention, AttentionActivations, AttentionSpec, Bias, Builder, Ffn, FfnActivations, FfnSpec,
-    Init, Norm, NormActivations, Pass, Sparsity, Streams,
+    Attention, AttentionActivations, AttentionOperands, AttentionSpec, Bias, Builder, Ffn,
+    FfnActivations, FfnSpec, Init, Norm, NormActivations, Pass, ProbabilityDropout, Sparsity,
+    Streams,
 };
 use crate::{
     Error,
-    backend::{DType, Region, Tensor, op::Copy},
+    backend::{DType, Region, Tensor},
 };
 
 /// Attention and a feed-forward block, each behind a norm.
@@ -64,7 +65,8 @@ pub struct PreNormSpec {
 impl PreNormSpec {
     fn attention<'a>(&self, names: &'a [String]) -> AttentionSpec<'a> {
         let &Self { d_model, heads, mask, biases: [_, bias], init, sparsity, .. } = self;
-        AttentionSpec { names, d_model, heads, mask, bias, init, sparsity }
+        let dropout = ProbabilityDropout::Present;
+        AttentionSpec { names, d_model, heads, mask, bias, init, sparsity, dropout }
     }
 }
 
@@ -85,7 +87,7 @@ pub struct PreNormGradients {
     pub y: Tensor,
     /// That of a half block's output, where dropout makes it differ from the residual stream's.
     delta: Tensor,
-    attention: AttentionActivations,
+    attention: AttentionOperands,
     ffn: FfnActivations,
 }
 
@@ -111,7 +113,7 @@ impl PreNormActivations {
         let names = ["joint", "back"].map(str::to_owned);
         let attention = spec.attention(&names);
         let norm_1 = NormActivations::new(builder, &of("norm_1"), x)?;
-        let attention = Attention::activations(builder, &of("attention"), &attention)?;
+        let attention = AttentionActivations::new(builder, &of("attention"), &attention)?;
         let middle = builder.activation(&of("norm_2 x"), d_model)?;
         let norm_2 = NormActivations::new(builder, &of("norm_2"), middle)?;
         let ffn = FfnActivations::new(builder, &of("ffn"), d_ff, activation)?;
@@ -138,7 +140,7 @@ impl PreNormGradients {
         let z = gradient(("dz", d_ff * activation.columns_in()))?;
         let h = [builder.batch().tokens(), d_ff];
         let h = builder.tensor("dh", h, DType::Activation, Region::Scratch)?;
-        let attention = AttentionActivations { q, kv: None, o, lse: o };
+        let attention = AttentionOperands { q, kv: None, o };
         Ok(Self { residual, y, delta, attention, ffn: FfnActivations { z, h } })
     }
 }
@@ -236,10 +238,9 @@ impl PreNormBlock {
         self.ffn.backward(pass, kept_2.y, ffn, dffn, gradients.ffn.rows(pass), dy)?;
         norm_2.backward(pass, dy, kept_2, dresidual, Accumulate::Add)?;
         let dattention = self.before_drop(pass, 0, gradients, inputs)?;
-        let AttentionActivations { q, o, .. } = gradients.attention;
-        let scratch = AttentionActivations { q: pass.rows(q), o: pass.rows(o), ..attention };
+        let attention = (attention, gradients.attention.rows(pass));
         let streams = Streams { x: kept_1.y, memory: None, lengths: inputs.lengths };
-        self.attention.backward(pass, streams, [attention, scratch], dattention, dy, None)?;
+        self.attention.backward(pass, streams, attention, dattention, dy, None)?;
         norm_1.backward(pass, dy, kept_1, dresidual, Accumulate::Add)
     }
 
@@ -252,7 +253,7 @@ impl PreNormBlock {
         inputs: BlockInputs,
     ) -> Result<(), Error> {
         pass.drop_in_place(delta, self.dropouts[half])?;
-        inputs.paths[half].map_or(Ok(()), |path| pass.drop_sequences(delta, path))
+        inputs.paths[half].map_or(Ok(()), |path| pass.drop_sequences(delta, delta, path))
     }
 
     /// The gradient of a half block's output before what is dropped of it.
@@ -267,8 +268,7 @@ impl PreNormBlock {
         let Some(path) = inputs.paths[half] else {
             return pass.before_dropout(d, ddelta, self.dropouts[half]);
         };
-        pass.run(Copy { from: d, to: ddelta })?;
-        pass.drop_sequences(ddelta, path)?;
+        pass.drop_sequences(d, ddelta, path)?;
         pass.drop_in_place(ddelta, self.dropouts[half])?;
         Ok(ddelta)
     }

@@ -134,7 +134,7 @@ mod tests {
         let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
         let shape = BatchShape { size: 1, sequence_length: 8 };
         let rule = UpdateRule::Sgd { momentum: 0.0 };
-        let mut builder = Builder::new(&mut backend, &method, &rule, shape);
+        let mut builder = Builder::new(&mut backend, &method, &rule, shape, 0.0);
         ScaledSinusoids::new(&mut builder, ("s", 8), 16).expect("it allocates nothing");
         let parameters = builder.into_parameters();
         let spec = &parameters.iter().next().expect("a factor").spec;

@@ -81,6 +81,18 @@ impl Buffers {
         self.0[t.buffer].data = Data::F32(data);
     }
 
+    /// Takes a buffer of words, to be written; [`Self::put_words`] brings it back.
+    pub(super) fn take_words(&mut self, t: Tensor) -> Vec<u32> {
+        match &mut self.0[t.buffer].data {
+            Data::U32(data) => mem::take(data),
+            Data::F32(_) => panic!("{} holds floats, not words", self.0[t.buffer].name),
+        }
+    }
+
+    pub(super) fn put_words(&mut self, t: Tensor, data: Vec<u32>) {
+        self.0[t.buffer].data = Data::U32(data);
+    }
+
     pub(super) fn ids_mut(&mut self, t: Tensor) -> &mut [u32] {
         let buffer = &mut self.0[t.buffer];
         match &mut buffer.data {

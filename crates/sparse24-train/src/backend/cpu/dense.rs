@@ -3,10 +3,7 @@
 use std::mem;
 
 use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
-use sparse24_core::{
-    op::{Accumulate, Dropout, NonFinite},
-    philox::Stream,
-};
+use sparse24_core::op::{Accumulate, NonFinite};
 use sparse24_cpu::{
     activation,
     add::add,
@@ -27,9 +24,9 @@ use crate::{
     backend::{
         Arithmetic, Gradient24, Op, Tensor, Weight24,
         op::{
-            Add, AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
-            EmbedForward, Fill, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
-            NormBackward, NormForward, TargetLoss, UpdateOp, Weight,
+            Add, AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
+            EmbedBackward, EmbedForward, Fill, Gradient, HeadLoss, LinearDgrad, LinearForward,
+            LinearWgrad, NormBackward, NormForward, TargetLoss, UpdateOp, Weight,
         },
     },
 };
@@ -70,12 +67,14 @@ impl CpuBackend {
                 bias: op.bias,
                 z: op.out,
             }),
-            DenseOp::Dropout(op) => self.write([op.x], |cpu, [x]| {
-                dropout(x, &op.dropout, cpu.state.stream(op.dropout.site))
+            DenseOp::Dropout(op) => self.write([op.out], |cpu, [mut out]| {
+                cpu.assign(op.x, op.out, &mut out);
+                dropout(out, &op.dropout, cpu.state.stream(op.dropout.site))
             }),
-            DenseOp::DropSequences(op) => self.write([op.x], |cpu, [x]| {
+            DenseOp::DropSequences(op) => self.write([op.out], |cpu, [mut out]| {
+                cpu.assign(op.x, op.out, &mut out);
                 let stream = cpu.state.stream(op.dropout.site);
-                drop_sequences(x, op.sequence_length, &op.dropout, stream)
+                drop_sequences(out, op.sequence_length, &op.dropout, stream)
             }),
             DenseOp::GatherRows(op) => self.write([op.out], |cpu, [out]| {
                 gather_rows(cpu.buffers.view(op.x), cpu.buffers.ids(op.rows), out)
@@ -207,16 +206,29 @@ impl CpuBackend {
         }
     }
 
-    fn drawn<'a>(&self, dropout: &'a Option<Dropout>) -> Option<(&'a Dropout, Stream)> {
-        dropout.as_ref().map(|dropout| (dropout, self.state.stream(dropout.site)))
+    /// values = x, where `out`, whose values they are, is another tensor.
+    fn assign(&self, x: Tensor, out: Tensor, values: &mut ArrayViewMut2<'_, f32>) {
+        if x.buffer != out.buffer {
+            values.assign(&self.buffers.view(x));
+        }
     }
 
     fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
-        self.write([op.o, op.lse], |cpu, [o, lse]| {
+        let mut words = op.dropout.map(|dropout| self.buffers.take_words(dropout.kept));
+        let done = self.write([op.o, op.lse], |cpu, [o, lse]| {
             let [q, k, v] = [op.q, op.k, op.v].map(|t| cpu.buffers.view(t));
             let lengths = op.lengths.map(|t| cpu.buffers.ids(t));
-            attention::attention_forward(op.shape, q, k, v, lengths, o, lse, cpu.drawn(&op.dropout))
-        })
+            let dropout = op.dropout.as_ref().zip(words.as_deref_mut());
+            let dropout = dropout.map(|(AttentionDropout { drawn, kept }, words)| {
+                let words = &mut words[kept.offset..][..kept.elements()];
+                (drawn, cpu.state.stream(drawn.site), words)
+            });
+            attention::attention_forward(op.shape, q, k, v, lengths, o, lse, dropout)
+        });
+        if let Some((dropout, words)) = op.dropout.zip(words) {
+            self.buffers.put_words(dropout.kept, words);
+        }
+        done
     }
 
     fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
@@ -225,7 +237,8 @@ impl CpuBackend {
             let [q, k, v] = [forward.q, forward.k, forward.v].map(|t| cpu.buffers.view(t));
             let [o, lse, d_o] = [forward.o, forward.lse, op.d_o].map(|t| cpu.buffers.view(t));
             let lengths = forward.lengths.map(|t| cpu.buffers.ids(t));
-            let dropout = cpu.drawn(&forward.dropout);
+            let dropout = forward.dropout.as_ref();
+            let dropout = dropout.map(|of| (&of.drawn, cpu.buffers.ids(of.kept)));
             attention::attention_backward(
                 forward.shape,
                 q,

@@ -13,9 +13,9 @@ use crate::{
     backend::{
         Gradient24, Op, Tensor, Weight24,
         op::{
-            AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward,
-            EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad, Logits,
-            NormBackward, NormForward, TargetLoss, Weight,
+            AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
+            EmbedBackward, EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward,
+            LinearWgrad, Logits, NormBackward, NormForward, TargetLoss, Weight,
         },
     },
 };
@@ -60,12 +60,13 @@ impl CudaBackend {
                 Ok(self.gemm.linear_forward(&mut self.gpu, &op)?)
             }
             DenseOp::Dropout(op) => {
-                let x = self.buffers.activations(op.x);
-                Ok(dropout::dropout(&mut self.gpu, x, &op.dropout)?)
+                let [x, out] = [op.x, op.out].map(|t| self.buffers.activations(t));
+                Ok(dropout::dropout(&mut self.gpu, x, out, &op.dropout)?)
             }
             DenseOp::DropSequences(op) => {
-                let (x, length) = (self.buffers.activations(op.x), op.sequence_length);
-                Ok(dropout::drop_sequences(&mut self.gpu, x, length, &op.dropout)?)
+                let [x, out] = [op.x, op.out].map(|t| self.buffers.activations(t));
+                let length = op.sequence_length;
+                Ok(dropout::drop_sequences(&mut self.gpu, x, out, length, &op.dropout)?)
             }
             DenseOp::GatherRows(op) => {
                 let [x, out] = [op.x, op.out].map(|t| self.buffers.wide_activations(t));
@@ -219,7 +220,10 @@ impl CudaBackend {
         let [q, k, v, o] = [op.q, op.k, op.v, op.o].map(|t| self.buffers.activations(t));
         let lengths = op.lengths.map(|t| self.buffers.ids(t));
         let (shape, lse) = (op.shape, self.buffers.floats(op.lse));
-        attention::AttentionForward { shape, q, k, v, lengths, dropout: op.dropout, o, lse }
+        let dropout = op.dropout.map(|AttentionDropout { drawn, kept }| {
+            attention::AttentionDropout { drawn, kept: self.buffers.ids(kept) }
+        });
+        attention::AttentionForward { shape, q, k, v, lengths, dropout, o, lse }
     }
 
     fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {

@@ -211,11 +211,21 @@ pub struct AttentionForward {
     /// a key has output 0 and no gradient.
     pub lengths: Option<Tensor>,
     /// Dropout of the probabilities.
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<AttentionDropout>,
     /// Overwritten.
     pub o: Tensor,
     /// Log of the sum of exponentials `[batch * heads, queries]`, overwritten.
     pub lse: Tensor,
+}
+
+/// Dropout of attention's probabilities.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionDropout {
+    /// Probability and random stream; probabilities are numbered as `[batch, heads, Tq, Tk]`.
+    pub drawn: Dropout,
+    /// u32 `[batch * heads, shape.tile_words()]`: where the forward pass leaves which it keeps, in
+    /// the backend's own order, for the backward pass.
+    pub kept: Tensor,
 }
 
 /// The gradient of [`AttentionForward`], with the probabilities recomputed.
@@ -349,22 +359,26 @@ pub struct Logits {
     pub out: Tensor,
 }
 
-/// x = dropout(x), in place; the gradient is the same operation on the gradient.
+/// out = dropout(x); the gradient is the same operation on the gradient.
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutOp {
-    /// `[p, d]`, in place.
+    /// `[p, d]`.
     pub x: Tensor,
+    /// `[p, d]`, overwritten; may be x.
+    pub out: Tensor,
     /// Probability and random stream.
     pub dropout: Dropout,
 }
 
-/// Stochastic depth (Huang et al. 2016): a sequence of x is kept whole and scaled, or zero, in
-/// place; the gradient is the same operation on the gradient. Sequence s takes the place of element
-/// s in [`Dropout`].
+/// Stochastic depth (Huang et al. 2016): a sequence of out is that of x, scaled, or zero; the
+/// gradient is the same operation on the gradient. Sequence s takes the place of element s in
+/// [`Dropout`].
 #[derive(Debug, Clone, Copy)]
 pub struct DropSequences {
-    /// `[p, d]`, in place.
+    /// `[p, d]`.
     pub x: Tensor,
+    /// `[p, d]`, overwritten; may be x.
+    pub out: Tensor,
     /// Rows per sequence, which divide p.
     pub sequence_length: usize,
     /// Probability and random stream.
@@ -460,8 +474,8 @@ impl DenseOp {
             Self::NormForward(op) => Some(op.y),
             Self::AttentionForward(op) => Some(op.o),
             Self::EmbedForward(EmbedForward(op)) => Some(op.rows),
-            Self::Dropout(op) => Some(op.x),
-            Self::DropSequences(op) => Some(op.x),
+            Self::Dropout(op) => Some(op.out),
+            Self::DropSequences(op) => Some(op.out),
             Self::GatherRows(op) => Some(op.out),
             Self::Scale(op) => Some(op.out),
             _ => None,
