@@ -319,17 +319,20 @@ fn batches(recipe: &Recipe) -> Batches<RandomTokens> {
         ModelSpec::Deit(spec) => recipe.batch.size * 3 * spec.image_size * spec.image_size,
         _ => 0,
     };
+    let translates = matches!(recipe.model, ModelSpec::Transformer(_));
     let sequence_length = recipe.batch.sequence_length;
     let tokens = recipe.batch.tokens();
-    let windows = RandomTokens { tokens, vocabulary, pixels, sequence_length };
+    let windows = RandomTokens { tokens, vocabulary, pixels, translates, sequence_length };
     Batches { windows, masked, sequence_length }
 }
 
-/// Random tokens, or images of so many random values and classes.
+/// Random tokens, of as many in a source if there are any, or images of so many random values and
+/// classes.
 struct RandomTokens {
     tokens: usize,
     vocabulary: u32,
     pixels: usize,
+    translates: bool,
     sequence_length: usize,
 }
 
@@ -353,6 +356,10 @@ impl Objective for RandomTokens {
             return Ok(());
         }
         batch.tokens.extend((0..self.tokens).map(|_| draw()));
+        if self.translates {
+            batch.source.extend((0..self.tokens).map(|_| draw()));
+            batch.lengths.resize(self.tokens / self.sequence_length, self.sequence_length as u32);
+        }
         batch.targets.extend_from_slice(&batch.tokens[1..]);
         batch.targets.push(draw());
         batch.counted = batch.targets.len();
