@@ -77,6 +77,11 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.phases=sparse", "\"sparse\""),
         ("method.phases=[5]", "string"),
         (r#"method.phases=["spare:5/6"]"#, "dense*frozen*spare:5/6"),
+        // Of other models.
+        ("augmentation.mixup=0.5", "only a DeiT*0.5"),
+        ("model.image_size=8", "only a DeiT*8"),
+        ("data.source=en", "only a Transformer*en"),
+        ("data.vocabulary=300", "only a Transformer*300"),
         // Impossible values.
         ("batch.size=99999999999", "16777216*99999999999"),
         ("backend.threads=99999", "4096*99999"),
@@ -147,6 +152,7 @@ fn a_wrong_flag_is_refused() {
         ("lambda-search --out s --candidates a", "'a'*--candidates*expected a number"),
         ("estimate --steps -5", "steps*-5"),
         ("config --steps many", "steps*\"many\""),
+        ("config --preset deit-cifar-cpu --set run.eval_tokens=9", "run.eval_tokens*DeiT*9"),
         ("config --checkpoint-every x", "run.checkpoint_every*\"x\""),
         ("train --stepz 5", "'--stepz'*'--steps'*see --help"),
         ("estimate --steps", "'--steps <STEPS>'*see --help"),
