@@ -55,6 +55,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "--length-penalty: expected a finite number, found {length_penalty}"
         ));
     }
+    let out = args.out.as_ref().and_then(|out| fs::canonicalize(out).ok());
+    let mut read_files = [&args.input, &args.bleu].into_iter().flatten();
+    if let Some(path) = read_files.find(|path| out.is_some() && fs::canonicalize(path).ok() == out)
+    {
+        return wrong(format!("--out: would replace {}, which is read", path.display()));
+    }
     let mut model = args.which.read()?;
     let recipe = model.recipe();
     let run = args.which.run.display();
