@@ -152,7 +152,6 @@ fn a_wrong_flag_is_refused() {
         ("lambda-search --out s --candidates a", "'a'*--candidates*expected a number"),
         ("estimate --steps -5", "steps*-5"),
         ("config --steps many", "steps*\"many\""),
-        ("config --preset deit-cifar-cpu --set run.eval_tokens=9", "run.eval_tokens*DeiT*9"),
         ("config --checkpoint-every x", "run.checkpoint_every*\"x\""),
         ("train --stepz 5", "'--stepz'*'--steps'*see --help"),
         ("estimate --steps", "'--steps <STEPS>'*see --help"),
