@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// scripts of SQuAD read it
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
-    /// Also translate the validation split of a Transformer, and print the BLEU
+    /// Also translate the validation split of a Transformer, and print the BLEU score
     #[arg(long)]
     bleu: bool,
     /// Print one JSON object per run

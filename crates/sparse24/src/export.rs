@@ -17,7 +17,7 @@ use crate::{
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that Hugging Face's transformers loads
+/// Write a run or a checkpoint as a folder that Hugging Face's transformers or timm loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
