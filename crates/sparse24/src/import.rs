@@ -20,7 +20,7 @@ use crate::{
     weights::{Head, Initial, room_for_text},
 };
 
-/// Convert Hugging Face's GPT-2 or BERT, or timm's DeiT, to a run that can be evaluated, sampled or trained from
+/// Convert Hugging Face's GPT-2 or BERT, or timm's DeiT, to a run to evaluate, sample or train from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights
