@@ -1,4 +1,4 @@
-// embed_backward: row id of dE += the rows of the gradient whose token is id
+// embed_backward: row id of dE += scale * the sum of the rows of the gradient whose token is id
 // position_grad: row t of dP += the rows at position t
 // in   tokens u32 [p], and the places of the tokens in ascending order of token and place [p];
 //      rows f32 [p,d]
@@ -18,6 +18,7 @@ struct Constants {
     tokens: u32,
     // V, or tokens per sequence.
     targets: u32,
+    scale: f32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(2) var<storage, read> ids: array<u32>;
@@ -55,7 +56,7 @@ fn embed_backward(
         }
         sum += rows[c.rows_offset + place(i) * c.rows_stride + j];
     }
-    table[c.table_offset + mine * c.table_stride + j] += sum;
+    table[c.table_offset + mine * c.table_stride + j] += c.scale * sum;
 }
 
 @compute @workgroup_size(64)

@@ -1,7 +1,7 @@
-// embed_forward: row i of out = row tokens[i] of E + row i mod length of P
+// embed_forward: row i of out = scale * row tokens[i] of E + row i mod length of P
 // in   tokens u32 [p]; E, the bits of f32 [V,d]; P f32 [at least length,d]
 // out  rows f32 [p,d], overwritten; not a number for a token outside V
-// acc  one rounding
+// acc  f32
 // ref  sparse24_cpu::embedding
 
 struct Constants {
@@ -17,6 +17,7 @@ struct Constants {
     vocabulary: u32,
     length: u32,
     positioned: u32,
+    scale: f32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(2) var<storage, read> tokens: array<u32>;
@@ -38,7 +39,7 @@ fn embed_forward(
     let token = tokens[c.tokens_offset + i];
     var bits = 0x7fc00000u;
     if token < c.vocabulary {
-        var value = table[c.table_offset + token * c.table_stride + j];
+        var value = c.scale * table[c.table_offset + token * c.table_stride + j];
         if c.positioned != 0u {
             value += positions[c.positions_offset + i % c.length * c.positions_stride + j];
         }

@@ -10,6 +10,8 @@ pub struct Embed {
     pub tokens: Matrix,
     /// Tokens per sequence.
     pub length: usize,
+    /// The factor of E.
+    pub scale: f32,
     /// E `[V, d]`, or its gradient.
     pub token_table: Matrix,
     /// P `[at least length, d]`, or its gradient.
@@ -36,8 +38,8 @@ fn check(operation: &'static str, op: &Embed) -> Result<(), Error> {
     }
 }
 
-/// Row i of rows = row `tokens[i]` of E + row `i mod length` of P; not a number for a token
-/// outside V.
+/// Row i of rows = scale times row `tokens[i]` of E + row `i mod length` of P; not a number for a
+/// token outside V.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the operands fit; failures of earlier work.
@@ -47,31 +49,33 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     let positions = op.position_table.unwrap_or(op.token_table);
     let places = [op.token_table, positions, op.rows].map(Matrix::place);
     let sizes = [d, elements, op.token_table.shape[0], op.length.max(1)].map(|n| n as u32);
-    let positioned = [u32::from(op.position_table.is_some())];
+    let rest = [u32::from(op.position_table.is_some()), op.scale.to_bits()];
     let tokens = [op.tokens.offset as u32];
-    let constants = [&tokens[..], places.as_flattened(), &sizes, &positioned].concat();
+    let constants = [&tokens[..], places.as_flattened(), &sizes, &rest].concat();
     let matrices = [op.tokens, op.token_table, positions, op.rows];
     device.run(&kernels::EMBED_FORWARD, matrices, &constants, elements.div_ceil(GROUP))
 }
 
-/// Adds the rows of the gradient to the gradients of the tables, in the order of the tokens.
+/// Adds the rows of the gradient to the gradients of the tables, in the order of the tokens; a row
+/// of E gets the sum of its rows times the scale.
 ///
 /// # Errors
 /// Like [`embed_forward`].
 pub fn embed_backward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     check("embed backward", op)?;
     let [p, d] = op.rows.shape;
-    let mut add = |kernel, table: Matrix, targets: usize, rows: usize| {
+    let mut add = |kernel, table: Matrix, [targets, rows]: [usize; 2], scale: f32| {
         let tokens = [op.tokens.offset, op.tokens.offset + p].map(|n| n as u32);
         let sizes = [d, p, targets].map(|n| n as u32);
-        let constants = [&tokens[..], &op.rows.place(), &table.place(), &sizes].concat();
+        let constants =
+            [&tokens[..], &op.rows.place(), &table.place(), &sizes, &[scale.to_bits()]].concat();
         let matrices = [op.tokens, op.rows, table];
         device.run(kernel, matrices, &constants, (rows * d).div_ceil(GROUP))
     };
-    add(&kernels::EMBED_BACKWARD, op.token_table, op.token_table.shape[0], p)?;
+    add(&kernels::EMBED_BACKWARD, op.token_table, [op.token_table.shape[0], p], op.scale)?;
     match op.position_table {
         None => Ok(()),
-        Some(table) => add(&kernels::POSITION_GRAD, table, op.length, op.length.min(p)),
+        Some(table) => add(&kernels::POSITION_GRAD, table, [op.length, op.length.min(p)], 1.0),
     }
 }
 

@@ -44,6 +44,7 @@ kernels! {
     MVUE_APPROXIMATE = "mvue_approximate" in ["soft", "philox", "mvue_approximate"], 1 -> 1;
     FLIP_COUNT = "flip_count" in ["flip_count"], 2 -> 1;
     DROPOUT = "dropout" in ["philox", "dropout"], 0 -> 1;
+    DROP_SEQUENCES = "drop_sequences" in ["philox", "dropout"], 0 -> 1;
     COPY = "copy" in ["copy"], 1 -> 1;
     FILL = "fill" in ["fill"], 0 -> 1;
     GEMM = "gemm" in ["gemm"], 3 -> 1;
@@ -68,8 +69,8 @@ kernels! {
     SCATTER_ROWS = "scatter_rows" in ["rows"], 2 -> 1;
     SCALE = "scale" in ["scale"], 2 -> 1;
     SCALE_GRAD = "scale_grad" in ["reduce", "scale_grad"], 2 -> 1;
-    CROSS_ENTROPY = "cross_entropy" in ["math", "reduce", "health", "loss"], 1 -> 2;
-    SQUARED_ERROR = "squared_error" in ["math", "reduce", "health", "loss"], 1 -> 2;
+    CROSS_ENTROPY = "cross_entropy" in ["math", "reduce", "health", "loss"], 3 -> 2;
+    SQUARED_ERROR = "squared_error" in ["health", "squared_error"], 1 -> 2;
     SPAN_LOSS = "span_loss" in ["math", "reduce", "health", "span_loss"], 2 -> 2;
     LOSS_SUM = "loss_sum" in ["reduce", "health", "loss_sum"], 1 -> 2;
     NORM_LARGEST = "norm_largest" in ["reduce", "health", "grad_norm"], 1 -> 2;

@@ -18,6 +18,16 @@ fn trains(pass: Pass) -> u32 {
     u32::from(pass == Pass::Training)
 }
 
+/// Second targets: the loss of a row is its share of the cross-entropy against its target, and the
+/// rest of that against its second target.
+#[derive(Debug, Clone, Copy)]
+pub struct Mixed {
+    /// u32 `[p, 1]`; none is ignored.
+    pub targets: Matrix,
+    /// Shares in `[0, 1]` of the first targets `[p, 1]`.
+    pub shares: Matrix,
+}
+
 /// The cross-entropy of the softmax of each row against its target: logits `[p, V]`, targets u32
 /// `[p, 1]`, losses `[p, 1]`, overwritten. A target outside V, or a logit that is not finite, makes
 /// the loss NaN.
@@ -29,11 +39,17 @@ pub fn cross_entropy(
     logits: Matrix,
     targets: Matrix,
     smoothing: f32,
+    mixed: Option<Mixed>,
     pass: Pass,
     losses: Matrix,
 ) -> Result<(), Error> {
-    let constants = row_constants(logits, targets, losses, pass, smoothing)?;
-    let matrices = [targets, logits, losses];
+    let Mixed { targets: seconds, shares } = mixed.unwrap_or(Mixed { targets, shares: targets });
+    check_shape("loss", "second targets", targets.shape, seconds)?;
+    check_shape("loss", "shares", targets.shape, shares)?;
+    let [of_seconds, of_shares] = [seconds, shares].map(|m| m.offset as u32);
+    let rest = [smoothing.to_bits(), u32::from(mixed.is_some()), of_seconds, of_shares];
+    let constants = [&row_constants(logits, targets, losses, pass)?[..], &rest].concat();
+    let matrices = [targets, seconds, shares, logits, losses];
     device.run(&kernels::CROSS_ENTROPY, matrices, &constants, logits.shape[0])
 }
 
@@ -50,7 +66,7 @@ pub fn squared_error(
     losses: Matrix,
 ) -> Result<(), Error> {
     check_shape("squared error", "z", [z.shape[0], 1], z)?;
-    let constants = row_constants(z, targets, losses, pass, 0.0)?;
+    let constants = row_constants(z, targets, losses, pass)?;
     let matrices = [targets, z, losses];
     device.run(&kernels::SQUARED_ERROR, matrices, &constants, z.shape[0].div_ceil(GROUP))
 }
@@ -60,15 +76,14 @@ fn row_constants(
     targets: Matrix,
     losses: Matrix,
     pass: Pass,
-    smoothing: f32,
-) -> Result<[u32; 8], Error> {
+) -> Result<[u32; 7], Error> {
     let [p, v] = logits.shape;
     check_shape("loss", "targets", [p, 1], targets)?;
     check_shape("loss", "losses", [p, 1], losses)?;
     let ([offset, stride], places) = (logits.place(), [targets, losses].map(|m| m.offset as u32));
     let [of_targets, of_losses] = places;
     let (p, v) = (p as u32, v as u32);
-    Ok([offset, stride, of_targets, of_losses, p, v, trains(pass), smoothing.to_bits()])
+    Ok([offset, stride, of_targets, of_losses, p, v, trains(pass)])
 }
 
 /// The mean of the cross-entropies of a span's first and last token, for each of n sequences: the
