@@ -65,7 +65,7 @@ pub fn embed_backward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     check("embed backward", op)?;
     let [p, d] = op.rows.shape;
     let mut add = |kernel, table: Matrix, [targets, rows]: [usize; 2], scale: f32| {
-        let tokens = [op.tokens.offset, op.tokens.offset + p].map(|n| n as u32);
+        let tokens = [op.tokens.offset, op.tokens.offset + op.tokens.stride].map(|n| n as u32);
         let sizes = [d, p, targets].map(|n| n as u32);
         let constants =
             [&tokens[..], &op.rows.place(), &table.place(), &sizes, &[scale.to_bits()]].concat();

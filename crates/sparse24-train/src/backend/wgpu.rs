@@ -67,6 +67,13 @@ pub fn capabilities() -> Capabilities {
     Capabilities { backend: "wgpu", limits: LIMITS }
 }
 
+/// The adapters of this machine in words, by their number in [`BackendSettings::gpu`]: GPUs first,
+/// then processors that imitate one.
+#[must_use]
+pub fn adapters() -> Vec<String> {
+    Gpu::adapters()
+}
+
 impl WgpuBackend {
     /// Opens an adapter and allocates little.
     ///

@@ -65,13 +65,10 @@ impl Buffers {
         Matrix { offset, shape, stride, ..self.0[t.buffer].whole }
     }
 
-    /// Ids with their order `[2, p]`.
+    /// Ids with their order `[2, p]`, of the rows of a tensor that are uploaded together.
     pub(super) fn ordered(&self, t: Tensor) -> Matrix {
         let Buffer { name, dtype, whole } = &self.0[t.buffer];
-        assert!(
-            *dtype == DType::U32 && t.elements() == whole.shape[1],
-            "{name} is no whole tensor of ids"
-        );
-        *whole
+        assert!(*dtype == DType::U32 && t.shape[1] == t.stride, "{name} is no tensor of ids");
+        Matrix { offset: t.offset, shape: [2, t.elements()], ..*whole }
     }
 }
