@@ -136,7 +136,7 @@ pub struct TaskConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendConfig {
-    /// `cpu` or `cuda`.
+    /// `cpu`, `cuda` or `wgpu`.
     pub name: String,
     /// CPU threads; 0 is one per core.
     pub threads: usize,
