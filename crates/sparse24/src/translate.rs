@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 use sparse24_run::{
-    data::END,
+    data::{END, TokenizerKind},
     disk,
     translation::{BeamSearch, Bleu},
 };
@@ -160,6 +160,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         if let Some(text) = &references {
+            let text = match tokenizer.kind() {
+                // Its references may be pieces, as its data are; translations are words.
+                TokenizerKind::Dictionary => text.replace("@@ ", ""),
+                _ => text.clone(),
+            };
             let pairs = translations.iter().zip(text.lines());
             let bleu = Bleu::of(pairs.map(|((found, _), reference)| [found.as_str(), reference]));
             let line = format!("BLEU {:.2} ({})", bleu.score(), Bleu::SIGNATURE);

@@ -65,6 +65,30 @@ fn a_run_repeats_its_bits_and_translates() {
     assert!(first["score"].as_f64().is_some_and(|score| score < 0.0), "{first}");
 }
 
+/// References in pieces count like the words that they spell.
+#[test]
+fn a_run_of_pieces_is_judged_by_words() {
+    let place = Place::new();
+    write_pairs(&place);
+    let words = "the der dog Hund sees sieht a eine cat Katze today heute";
+    let dictionary: String = words.split(' ').map(|word| format!("{word} 1\n")).collect();
+    for name in ["en", "de"] {
+        place.write(&format!("pairs/dict.{name}.txt"), &dictionary);
+    }
+    place.train("run", &format!("{SMALL} --set data.tokenizer=dictionary"));
+    let translate = "translate run --input pairs/val.en --out found --bleu";
+    place.answer(&format!("{translate} pairs/val.de"));
+    let found = place.read("found");
+    let spell =
+        |text: String, word: &str| text.replace(word, &format!("{}@@ {}", &word[..1], &word[1..]));
+    let spelled = words.split(' ').filter(|word| word.len() > 1).fold(found.clone(), spell);
+    assert!(spelled != found, "{found}");
+    place.write("words", &found);
+    place.write("pieces", spelled);
+    let bleu = |file: &str| place.answer(&format!("{translate} {file}"));
+    assert_eq!(bleu("pieces"), bleu("words"));
+}
+
 #[test]
 fn what_a_transformer_cannot_read_or_do_is_refused() {
     let place = Place::trained("--method dense");
