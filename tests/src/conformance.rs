@@ -52,6 +52,8 @@ macro_rules! conformance {
 
 /// Cases drawn per operation.
 const DRAWN: u32 = 512;
+/// The same on a processor that imitates a GPU.
+const DRAWN_IMITATED: u32 = 64;
 
 fn drawn() -> impl Strategy<Value = Draw> {
     let sizes = [0..40_usize, 1..24, 1..40, 1..4];
@@ -69,6 +71,7 @@ pub fn check(name: &str, open: Open<'_>) {
         return methods::check(open);
     }
     let Some(backend) = open() else { return };
+    let is_imitated = backend.device().description.contains("llvmpipe");
     let backend = RefCell::new(backend);
     let run = |draw: &Draw| sparse24_conformance::check(name, &mut **backend.borrow_mut(), draw);
     fixed().for_each(|draw| run(&draw));
@@ -77,7 +80,7 @@ pub fn check(name: &str, open: Open<'_>) {
         return;
     }
     let config = Config {
-        cases: DRAWN,
+        cases: if is_imitated { DRAWN_IMITATED } else { DRAWN },
         failure_persistence: None,
         max_shrink_iters: 256,
         ..Config::default()

@@ -6,7 +6,29 @@ pub mod hardening;
 pub mod hooked;
 pub mod oracle;
 
+#[cfg(feature = "wgpu")]
+use std::env;
+
+#[cfg(feature = "wgpu")]
+use sparse24_train::backend::{Backend, BackendSettings, wgpu::WgpuBackend};
 use sparse24_train::model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec, TransformerSpec};
+
+/// The wgpu backend of the first adapter; none where there is no adapter, which skips a test.
+///
+/// # Panics
+/// If `SPARSE24_REQUIRE_WGPU` is set and there is none.
+#[cfg(feature = "wgpu")]
+#[must_use]
+pub fn wgpu() -> Option<Box<dyn Backend>> {
+    match WgpuBackend::open(BackendSettings::default()) {
+        Ok(backend) => Some(Box::new(backend)),
+        Err(error) if env::var_os("SPARSE24_REQUIRE_WGPU").is_none() => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("this run requires an adapter: {error}"),
+    }
+}
 
 /// A BERT of the sizes of a GPT-2, in which every token may be a target.
 #[must_use]

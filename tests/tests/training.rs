@@ -11,6 +11,8 @@ mod training {
     mod methods;
     mod optimizers;
     mod oracle;
+    #[cfg(feature = "wgpu")]
+    mod portable;
     mod repeat;
     mod semantics;
     mod spy;

@@ -33,6 +33,8 @@ pub mod cuda;
 pub mod op;
 mod shape_only;
 mod tensor;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 
 pub use capabilities::{Capabilities, Extent, Limit, Requirement};
 pub use op::{Op, OptimizerEntry};
@@ -153,6 +155,14 @@ pub const BACKENDS: &[BackendEntry] = &[
         capabilities: cuda::capabilities,
         footprint: || Box::new(cuda::CudaFootprint),
         open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
+    },
+    #[cfg(feature = "wgpu")]
+    BackendEntry {
+        name: "wgpu",
+        placement: Placement::Device,
+        capabilities: wgpu::capabilities,
+        footprint: || Box::new(wgpu::WgpuFootprint),
+        open: |settings| Ok(Box::new(wgpu::WgpuBackend::open(settings)?)),
     },
 ];
 

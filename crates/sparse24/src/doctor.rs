@@ -23,6 +23,8 @@ use crate::{
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 /// Report the hardware, the backends and whether runs can be written here
 #[derive(clap::Args, Debug)]
@@ -45,6 +47,8 @@ type Survey = fn() -> (Value, Vec<String>);
 const PLATFORMS: &[(&str, Survey)] = &[
     #[cfg(feature = "cuda")]
     ("cuda", cuda::survey),
+    #[cfg(feature = "wgpu")]
+    ("wgpu", wgpu::survey),
 ];
 
 #[derive(Serialize)]
@@ -107,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("{line}");
         }
         if PLATFORMS.is_empty() {
-            say!("GPU           not supported by this build (feature `cuda`)");
+            say!("GPU           not supported by this build (features `cuda` and `wgpu`)");
         }
         for Backend { name, sparse_products, problem } in &report.backends {
             match sparse_products {

@@ -31,6 +31,7 @@ const fn floor(
 const CORE: &str = "sparse24-core";
 const CPU: &str = "sparse24-cpu";
 const CUDA: &str = "sparse24-cuda";
+const WGPU: &str = "sparse24-wgpu";
 const TRAIN: &str = "sparse24-train";
 const CONFORMANCE: &str = "sparse24-conformance";
 const RUN: &str = "sparse24-run";
@@ -42,8 +43,14 @@ const FLOORS: &[Floor] = &[
     floor(CORE, &[], &[], Some(&["half", "ndarray", "thiserror"])),
     floor(CPU, &[CORE], &[], None),
     floor(CUDA, &[CORE], &[CPU], None),
+    floor(WGPU, &[CORE], &[], Some(&["ndarray", "pollster", "thiserror", "wgpu"])),
     // Embedding the layers brings no tokenizer, file format, clock or terminal.
-    floor(TRAIN, &[CORE], &[CPU, CUDA], Some(&["half", "libm", "ndarray", "rayon", "thiserror"])),
+    floor(
+        TRAIN,
+        &[CORE],
+        &[CPU, CUDA, WGPU],
+        Some(&["half", "libm", "ndarray", "rayon", "thiserror"]),
+    ),
     floor(CONFORMANCE, &[CORE, TRAIN], &[], Some(&["half", "libm", "ndarray"])),
     floor(RUN, &[CORE, CPU, TRAIN], &[CUDA], None),
     floor(LAB, &[CORE, TRAIN, RUN], &[], None),

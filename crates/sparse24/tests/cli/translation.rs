@@ -85,6 +85,8 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         ("translate en-de --input none", 3, "none: cannot be read as text"),
         ("translate en-de --input long --bleu one", 3, "one: has 1 lines, long 2"),
         ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
+        ("translate en-de --input one --out ./one", 2, "--out: would replace one"),
+        ("translate en-de --input long --bleu one --out one", 2, "--out: would replace one"),
         ("translate en-de --input one --length-penalty nan", 2, "--length-penalty: expected"),
         ("eval run --bleu", 2, "--bleu: run does not translate"),
         ("sample en-de", 3, "does not generate text"),
@@ -97,6 +99,7 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
     for (set, expected) in [
         ("model.sequence_length=12", "a multiple of 8"),
         ("data.tokenizer=byte", "bpe or dictionary"),
+        ("data.vocabulary=259", "0 or at least 260"),
         ("data.target=en", "another language"),
         ("data.source=fr", "set data.source and data.target"),
         ("data.path=none", "is no folder"),

@@ -1,0 +1,190 @@
+//! The portable GPU adaptor: `sparse24-wgpu` behind the [`Backend`] contract.
+//!
+//! Everything is f32. Products with a pruned operand are computed densely: a [`Weight24`] is S(W)
+//! `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`, zeros included. Operations are queued:
+//! only downloads, counts and reports wait.
+//!
+//! [`Weight24`]: super::Weight24
+//! [`Gradient24`]: super::Gradient24
+
+use std::collections::HashMap;
+
+use sparse24_core::op::StepState;
+use sparse24_wgpu::{
+    Copied, Device as Gpu, Matrix, Recorded, Tiles, attention, elementwise, flip, health::Health,
+    optimizer::Parameters,
+};
+
+use self::buffers::{Buffers, Scratch};
+use super::{
+    Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
+    MaskId, Memory, Op, PendingReport, Region, StepReport, Tensor,
+};
+use crate::Error;
+
+mod buffers;
+mod dense;
+mod error;
+mod footprint;
+mod memory;
+mod sparse;
+mod update;
+
+pub use footprint::WgpuFootprint;
+
+/// The backend of one adapter.
+pub struct WgpuBackend {
+    gpu: Gpu,
+    buffers: Buffers,
+    masks: Vec<Tiles>,
+    weights24: Vec<Matrix>,
+    gradients24: Vec<Matrix>,
+    tables: Vec<Parameters>,
+    /// The norm of all gradients and the flag.
+    health: Matrix,
+    flips: Matrix,
+    /// The orders of rows of permuted masks, by mask, as they were uploaded.
+    orders: HashMap<MaskId, (Vec<u32>, Matrix)>,
+    scratch: Scratch,
+    launches: Launches,
+    /// Parts of a step that ran once; the second time, their work is recorded.
+    graphs: HashMap<GraphId, Option<Recorded>>,
+}
+
+/// The limits of the kernels, known without a GPU.
+#[must_use]
+pub fn capabilities() -> Capabilities {
+    /// Elements are numbered in u32, four in a call.
+    const ELEMENTS: usize = (1 << 32) - 4;
+    const fn limit(extent: Extent, at_most: usize) -> (Extent, Limit) {
+        (extent, Limit { multiple_of: 1, at_most })
+    }
+    const LIMITS: &[(Extent, Limit)] = &[
+        limit(Extent::HeadDim, attention::MAX_HEAD_WIDTH),
+        limit(Extent::GatedElements, ELEMENTS),
+        limit(Extent::DropoutElements, ELEMENTS),
+    ];
+    Capabilities { backend: "wgpu", limits: LIMITS }
+}
+
+/// The adapters of this machine in words, by their number in [`BackendSettings::gpu`]: GPUs first,
+/// then processors that imitate one.
+#[must_use]
+pub fn adapters() -> Vec<String> {
+    Gpu::adapters()
+}
+
+impl WgpuBackend {
+    /// Opens an adapter and allocates little.
+    ///
+    /// # Errors
+    /// [`Error::Device`] without such an adapter, or where its results are wrong;
+    /// [`Error::Setting`] for an arithmetic that it does not have.
+    pub fn open(settings: BackendSettings) -> Result<Self, Error> {
+        if settings.arithmetic == Arithmetic::Bf16 {
+            return Err(Error::Setting {
+                key: "backend.arithmetic".to_owned(),
+                problem: "the backend wgpu computes in f32; use \"native\"".to_owned(),
+            });
+        }
+        let mut gpu = Gpu::open(settings.gpu)?;
+        let health = gpu.alloc("health", [1, 2], Region::Scratch.name())?;
+        gpu.upload(health, &Health::SOUND)?;
+        let flips = gpu.alloc("flips", [1, 1], Region::Scratch.name())?;
+        Ok(Self {
+            gpu,
+            buffers: Buffers::default(),
+            masks: Vec::new(),
+            weights24: Vec::new(),
+            gradients24: Vec::new(),
+            tables: Vec::new(),
+            health,
+            flips,
+            orders: HashMap::new(),
+            scratch: Scratch::default(),
+            launches: settings.launches,
+            graphs: HashMap::new(),
+        })
+    }
+}
+
+/// Waits for a report that was copied with the flag after it.
+fn read_report(copied: Copied) -> Result<StepReport, Error> {
+    let [losses, health] = &copied.read()?[..] else {
+        panic!("two matrices are copied");
+    };
+    let losses = losses.iter().map(|&bits| f32::from_bits(bits)).collect();
+    let health = Health::of_words([health[0], health[1]]);
+    Ok(StepReport { losses, grad_norm: health.grad_norm, non_finite: health.non_finite })
+}
+
+impl Backend for WgpuBackend {
+    fn device(&self) -> Device {
+        Device {
+            backend: "wgpu",
+            description: format!("{}, f32", self.gpu.name()),
+            sparse_products: "computed densely with pruned values",
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn set_step(&mut self, state: StepState) -> Result<(), Error> {
+        Ok(self.gpu.set_step(&state)?)
+    }
+
+    fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        match op {
+            Op::Sparse(op) => self.sparse(op),
+            Op::Dense(op) => self.dense(op),
+            Op::Update(op) => self.update(op),
+        }
+    }
+
+    fn graph(
+        &mut self,
+        id: GraphId,
+        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match self.graphs.get(&id) {
+            Some(Some(recorded)) => Ok(self.gpu.replay(recorded)?),
+            // The first time, scratch grows.
+            known if self.launches == Launches::Eager || known.is_none() => {
+                self.graphs.insert(id, None);
+                work(self)
+            }
+            _ => {
+                self.gpu.start_recording();
+                let done = work(self);
+                let recorded = self.gpu.end_recording();
+                done?;
+                self.graphs.insert(id, Some(recorded));
+                Ok(())
+            }
+        }
+    }
+
+    fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
+        elementwise::fill(&mut self.gpu, self.flips, 0)?;
+        flip::flip_count(&mut self.gpu, self.masks[a], self.masks[b], self.flips)?;
+        Ok(self.gpu.download(self.flips)?[0].into())
+    }
+
+    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+        let (a, b) = (self.download(a)?, self.download(b)?);
+        Ok(a.iter().zip(&b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs()).sum())
+    }
+
+    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+        let report = self.start_report(losses)?;
+        report(self)
+    }
+
+    fn start_report(&mut self, losses: Tensor) -> Result<PendingReport, Error> {
+        let copied = self.gpu.copy_out(&[self.buffers.matrix(losses), self.health])?;
+        self.gpu.upload(self.health, &Health::SOUND)?;
+        Ok(Box::new(|_| read_report(copied)))
+    }
+}

@@ -1,0 +1,74 @@
+//! The dense buffers of the adaptor, and its working memory.
+
+use sparse24_wgpu::{Device, Matrix};
+
+use crate::{
+    Error,
+    backend::{DType, Region, Tensor},
+};
+
+/// All dense buffers, in the order of allocation.
+#[derive(Default)]
+pub(super) struct Buffers(Vec<Buffer>);
+
+struct Buffer {
+    name: String,
+    dtype: DType,
+    whole: Matrix,
+}
+
+/// Working memory of operations; it grows in the first step only.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Losses of rows, which outlive [`Self::sums`].
+    pub(super) losses: Option<Matrix>,
+    pub(super) sums: Option<Matrix>,
+}
+
+/// A row of scratch, which only grows; its contents are left over.
+pub(super) fn grown(
+    gpu: &mut Device,
+    scratch: &mut Option<Matrix>,
+    elements: usize,
+) -> Result<Matrix, Error> {
+    match *scratch {
+        Some(whole) if whole.elements() >= elements => Ok(whole),
+        _ => {
+            let name = "scratch of operations";
+            Ok(*scratch.insert(gpu.alloc(name, [1, elements], Region::Scratch.name())?))
+        }
+    }
+}
+
+impl Buffers {
+    /// A zeroed buffer. Ids are followed by their order.
+    pub(super) fn alloc(
+        &mut self,
+        gpu: &mut Device,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error> {
+        let held = match dtype {
+            DType::U32 => [2, shape[0] * shape[1]],
+            DType::F32 | DType::Activation => shape,
+        };
+        let whole = gpu.alloc(name, held, region.name())?;
+        self.0.push(Buffer { name: name.to_owned(), dtype, whole });
+        Ok(Tensor { buffer: self.0.len() - 1, offset: 0, shape, stride: shape[1], dtype })
+    }
+
+    /// Elements of any type.
+    pub(super) fn matrix(&self, t: Tensor) -> Matrix {
+        let Tensor { offset, shape, stride, .. } = t;
+        Matrix { offset, shape, stride, ..self.0[t.buffer].whole }
+    }
+
+    /// Ids with their order `[2, p]`, of the rows of a tensor that are uploaded together.
+    pub(super) fn ordered(&self, t: Tensor) -> Matrix {
+        let Buffer { name, dtype, whole } = &self.0[t.buffer];
+        assert!(*dtype == DType::U32 && t.shape[1] == t.stride, "{name} is no tensor of ids");
+        Matrix { offset: t.offset, shape: [2, t.elements()], ..*whole }
+    }
+}

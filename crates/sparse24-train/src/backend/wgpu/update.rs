@@ -1,0 +1,32 @@
+//! The optimizer, copies and fills.
+
+use sparse24_wgpu::{elementwise, optimizer};
+
+use super::WgpuBackend;
+use crate::{
+    Error,
+    backend::{TableId, op::UpdateOp},
+};
+
+impl WgpuBackend {
+    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result<(), Error> {
+        let gpu = &mut self.gpu;
+        match op {
+            UpdateOp::Copy(op) => {
+                let [from, to] = [op.from, op.to].map(|t| self.buffers.matrix(t));
+                Ok(elementwise::copy(gpu, from, to)?)
+            }
+            UpdateOp::Fill(op) => {
+                Ok(elementwise::fill(gpu, self.buffers.matrix(op.to), op.value.to_bits())?)
+            }
+            UpdateOp::GradNorm(op) => {
+                let TableId(table) = op.table;
+                Ok(optimizer::grad_norm(gpu, &self.tables[table], self.health)?)
+            }
+            UpdateOp::OptimizerStep(op) => {
+                let table = &self.tables[op.table.0];
+                Ok(optimizer::optimizer_step(gpu, table, op.optimizer, op.decay, self.health)?)
+            }
+        }
+    }
+}

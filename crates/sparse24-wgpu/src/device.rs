@@ -1,0 +1,297 @@
+//! A GPU with its memory, and the queue of its work.
+//!
+//! Invariant: work is done in the order in which it is given. It is collected and submitted before
+//! anything that the queue itself writes, so that a write is never seen by earlier work.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use sparse24_core::op::StepState;
+
+use crate::{Error, Matrix, kernels::Kernel};
+
+mod constants;
+mod memory;
+mod queue;
+
+pub use memory::Copied;
+pub use queue::Recorded;
+
+use self::{constants::Constants, memory::Buffer, queue::Command};
+
+/// A GPU. Operations are queued and return at once; only downloads wait.
+pub struct Device {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    info: wgpu::AdapterInfo,
+    /// The first failure that the driver reported.
+    failure: Arc<Mutex<Option<Failure>>>,
+    pipelines: HashMap<&'static str, wgpu::ComputePipeline>,
+    /// By numbers of inputs and outputs.
+    layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,
+    buffers: Vec<Buffer>,
+    state: wgpu::Buffer,
+    constants: Constants,
+    /// Work that is not submitted yet.
+    pending: Vec<Command>,
+    /// Work since the recording started.
+    recording: Option<Vec<Command>>,
+}
+
+/// A failure that the driver reported outside of any call.
+enum Failure {
+    Memory,
+    Lost(String),
+    Driver(String),
+}
+
+/// Bytes of [`StepState`] in `interface.wgsl`.
+const STATE: u64 = 32;
+
+impl Device {
+    /// The adapters of this machine in words: GPUs first, then processors that imitate one.
+    #[must_use]
+    pub fn adapters() -> Vec<String> {
+        adapters().iter().map(|adapter| described(&adapter.get_info())).collect()
+    }
+
+    /// Opens an adapter without testing it.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened.
+    pub(crate) fn open_untested(number: usize) -> Result<Self, Error> {
+        let mut found = adapters();
+        if number >= found.len() {
+            let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
+            return Err(Error::NoAdapter { number, found });
+        }
+        let adapter = found.swap_remove(number);
+        let descriptor =
+            wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+            .map_err(|error| Error::Driver(error.to_string()))?;
+        let failure = Arc::new(Mutex::new(None));
+        let first = |failure: &Mutex<Option<Failure>>, found: Failure| {
+            failure.lock().expect("no holder panics").get_or_insert(found);
+        };
+        let of_errors = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error| {
+            first(
+                &of_errors,
+                match error {
+                    wgpu::Error::OutOfMemory { .. } => Failure::Memory,
+                    error => Failure::Driver(error.to_string()),
+                },
+            );
+        }));
+        let of_loss = Arc::clone(&failure);
+        device.set_device_lost_callback(move |_, message| first(&of_loss, Failure::Lost(message)));
+        let state = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("step state"),
+            size: STATE,
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        Ok(Self {
+            info: adapter.get_info(),
+            constants: Constants::new(&device),
+            device,
+            queue,
+            failure,
+            pipelines: HashMap::new(),
+            layouts: HashMap::new(),
+            buffers: Vec::new(),
+            state,
+            pending: Vec::new(),
+            recording: None,
+        })
+    }
+
+    /// The adapter and its driver in words.
+    #[must_use]
+    pub fn name(&self) -> String {
+        described(&self.info)
+    }
+
+    /// The largest matrix in bytes.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        let limits = self.device.limits();
+        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
+    }
+
+    /// Sets the numbers of the step that the following operations read.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] or [`Error::Driver`] of earlier work.
+    pub fn set_step(&mut self, state: &StepState) -> Result<(), Error> {
+        self.submit()?;
+        let [first, second] = state.bias_corrections;
+        let words = [
+            state.seed as u32,
+            (state.seed >> 32) as u32,
+            state.step,
+            state.micro_step,
+            state.learning_rate.to_bits(),
+            first.to_bits(),
+            second.to_bits(),
+            state.loss_scale.to_bits(),
+        ];
+        self.queue.write_buffer(&self.state, 0, &memory::bytes(&words));
+        Ok(())
+    }
+
+    /// The failure that the driver reported, if any.
+    fn check(&self) -> Result<(), Error> {
+        match &*self.failure.lock().expect("no holder panics") {
+            None => Ok(()),
+            Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
+            Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
+            Some(Failure::Memory) => Err(Error::Driver("out of memory".to_owned())),
+        }
+    }
+
+    /// The compiled kernel.
+    fn pipeline(&mut self, kernel: &'static Kernel) -> wgpu::ComputePipeline {
+        let layout = self.layout(kernel);
+        let device = &self.device;
+        let compile = || {
+            let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+                label: Some(kernel.name),
+                source: wgpu::ShaderSource::Wgsl(kernel.source.into()),
+            });
+            let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: Some(kernel.name),
+                bind_group_layouts: &[Some(&layout)],
+                immediate_size: 0,
+            });
+            device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(kernel.name),
+                layout: Some(&layout),
+                module: &module,
+                entry_point: Some(kernel.name),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: None,
+            })
+        };
+        self.pipelines.entry(kernel.name).or_insert_with(compile).clone()
+    }
+
+    /// The bindings of kernels with as many inputs and outputs.
+    fn layout(&mut self, kernel: &'static Kernel) -> wgpu::BindGroupLayout {
+        let Kernel { inputs, outputs, .. } = *kernel;
+        let device = &self.device;
+        let create = || {
+            let entry = |binding: usize, ty, dynamic| wgpu::BindGroupLayoutEntry {
+                binding: binding as u32,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty,
+                    has_dynamic_offset: dynamic,
+                    min_binding_size: None,
+                },
+                count: None,
+            };
+            let storage = |i| wgpu::BufferBindingType::Storage { read_only: i < inputs };
+            let entries: Vec<_> = [true, false]
+                .into_iter()
+                .enumerate()
+                .map(|(i, dynamic)| entry(i, wgpu::BufferBindingType::Uniform, dynamic))
+                .chain((0..inputs + outputs).map(|i| entry(2 + i, storage(i), false)))
+                .collect();
+            let label = Some(kernel.name);
+            let descriptor = wgpu::BindGroupLayoutDescriptor { label, entries: &entries };
+            device.create_bind_group_layout(&descriptor)
+        };
+        self.layouts.entry([inputs, outputs]).or_insert_with(create).clone()
+    }
+
+    /// Queues a kernel: `groups` workgroups, with these matrices and constants.
+    pub(crate) fn run<const N: usize>(
+        &mut self,
+        kernel: &'static Kernel,
+        matrices: [Matrix; N],
+        constants: &[u32],
+        groups: usize,
+    ) -> Result<(), Error> {
+        assert_eq!(N, kernel.inputs + kernel.outputs, "bindings of {}", kernel.name);
+        if groups == 0 {
+            return Ok(());
+        }
+        let (pipeline, layout) = (self.pipeline(kernel), self.layout(kernel));
+        let slot = self.constants.take(&self.device, constants, self.recording.is_some());
+        let slot = match slot {
+            Some(slot) => slot,
+            None => {
+                self.submit()?;
+                let recording = self.recording.is_some();
+                let slot = self.constants.take(&self.device, constants, recording);
+                slot.expect("all slots are free after a submission")
+            }
+        };
+        let entry =
+            |binding: usize, resource| wgpu::BindGroupEntry { binding: binding as u32, resource };
+        let of_constants = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer: self.constants.page(slot),
+            offset: 0,
+            size: wgpu::BufferSize::new(constants::SLOT),
+        });
+        let fixed = [of_constants, self.state.as_entire_binding()];
+        let matrices = matrices.iter().map(|m| self.buffers[m.buffer].binding());
+        let entries: Vec<_> =
+            fixed.into_iter().chain(matrices).enumerate().map(|(i, of)| entry(i, of)).collect();
+        let bindings = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(kernel.name),
+            layout: &layout,
+            entries: &entries,
+        });
+        self.push(Command::Run { pipeline, bindings, constants: slot.offset, grid: grid(groups) })
+    }
+}
+
+/// Groups in x, continued in y.
+fn grid(groups: usize) -> [u32; 2] {
+    /// The smallest limit that WebGPU allows.
+    const MOST: usize = 65535;
+    let rows = groups.div_ceil(MOST);
+    [groups.div_ceil(rows) as u32, rows as u32]
+}
+
+/// All adapters, the fastest kind first.
+fn adapters() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::PRIMARY;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    found.sort_by_key(|adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
+        wgpu::DeviceType::Cpu => 3,
+    });
+    found
+}
+
+fn described(info: &wgpu::AdapterInfo) -> String {
+    let driver = [&*info.driver, &*info.driver_info].join(" ");
+    format!("{}, {:?}, {}", info.name, info.backend, driver.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grid;
+
+    #[test]
+    fn grids_fold() {
+        for groups in [1, 65535, 65536, 1 << 24, 3_000_000_019] {
+            let [x, y] = grid(groups).map(|n| n as usize);
+            assert!(x <= 65535 && y <= 65535, "{groups}: {x} x {y}");
+            assert!((groups..groups + y).contains(&(x * y)), "{groups}: {x} x {y}");
+        }
+    }
+}

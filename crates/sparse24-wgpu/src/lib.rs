@@ -1,0 +1,42 @@
+//! WGSL kernels for 2:4 sparse pre-training on any GPU, through Vulkan, Metal or Direct3D 12.
+//!
+//! Operations have the names of [`sparse24_core`], and the same bits where core defines them:
+//! WGSL fixes neither rounding nor subnormal numbers nor NaN, so kernels with discrete results
+//! compute IEEE arithmetic in integers (`kernels/soft.wgsl`). The others compute in f32 and are
+//! accurate within a bound; a repeated run on the same adapter and driver has the same bits.
+//!
+//! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to part of it. Operations are
+//! queued in order and return at once; only downloads and [`Device::wait`] wait. Nothing is
+//! compiled before it is first used, and no GPU is needed to build the crate.
+#![forbid(unsafe_code)]
+
+pub mod activation;
+pub mod attention;
+mod device;
+pub mod dropout;
+pub mod elementwise;
+pub mod embedding;
+mod error;
+pub mod flip;
+pub mod gemm;
+pub mod health;
+pub mod kernels;
+pub mod loss;
+mod matrix;
+pub mod mvue;
+pub mod norm;
+pub mod optimizer;
+pub mod permute;
+pub mod prune;
+pub mod rows;
+pub mod scale;
+pub mod search;
+mod self_test;
+pub mod sums;
+
+pub use device::{Copied, Device, Recorded};
+pub use error::Error;
+pub use matrix::{Matrix, Tiles};
+
+/// Invocations of a workgroup in kernels that have one element or word per invocation.
+const GROUP: usize = 64;

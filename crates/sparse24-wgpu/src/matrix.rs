@@ -1,0 +1,61 @@
+//! Plain handles to parts of a device's memory.
+
+/// A row-major matrix of 32-bit elements in a buffer of a [`Device`](crate::Device), or a rectangle
+/// of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    /// Number of the buffer.
+    pub buffer: usize,
+    /// Elements before the first.
+    pub offset: usize,
+    /// `[rows, columns]`.
+    pub shape: [usize; 2],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+/// A mask: one bit per element, in words of two tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiles {
+    /// The words `[1, tiles / 2]`, rounded up.
+    pub words: Matrix,
+    /// `[rows, columns]` of the masked matrix.
+    pub shape: [usize; 2],
+}
+
+impl Matrix {
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    /// Whether the elements are consecutive.
+    #[must_use]
+    pub fn is_contiguous(self) -> bool {
+        self.stride == self.shape[1] || self.shape[0] <= 1
+    }
+
+    /// The leading elements of a contiguous matrix in another shape.
+    #[must_use]
+    pub fn reshaped(self, shape: [usize; 2]) -> Self {
+        assert!(
+            self.is_contiguous() && shape[0] * shape[1] <= self.elements(),
+            "{shape:?} of {self:?}"
+        );
+        Self { shape, stride: shape[1], ..self }
+    }
+
+    /// Offset and stride as constants of a kernel.
+    pub(crate) fn place(self) -> [u32; 2] {
+        [self.offset as u32, self.stride as u32]
+    }
+}
+
+impl Tiles {
+    /// The number of tiles.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.shape[0] / 4 * (self.shape[1] / 4)
+    }
+}

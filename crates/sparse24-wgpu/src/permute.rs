@@ -1,0 +1,28 @@
+//! The mask of the second product in another order of rows: [`sparse24_core::permute`], bit for
+//! bit.
+
+use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
+
+/// The two largest masked magnitudes of every four rows in `order`, within the row-wise `mask`.
+///
+/// w `[r, q]`; `order` `[1, 2r]` has the order of rows, each once, and then the place of every row
+/// in it.
+///
+/// # Errors
+/// [`Error::Shape`] unless the operands fit; failures of earlier work.
+pub fn permuted_mask(
+    device: &mut Device,
+    w: Matrix,
+    mask: Tiles,
+    order: Matrix,
+    out: Tiles,
+) -> Result<(), Error> {
+    check_shape("permuted mask", "w", mask.shape, w)?;
+    check_shape("permuted mask", "w", out.shape, w)?;
+    check_shape("permuted mask", "order", [1, 2 * w.shape[0]], order)?;
+    let [offset, stride] = w.place();
+    let (columns, rows) = (mask.shape[1] / 4, mask.shape[0]);
+    let constants = [offset, stride, columns as u32, mask.count() as u32, rows as u32];
+    let matrices = [w, mask.words, order, out.words];
+    device.run(&kernels::PERMUTED_MASK, matrices, &constants, mask.count().div_ceil(2 * GROUP))
+}

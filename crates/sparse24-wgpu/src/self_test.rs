@@ -1,0 +1,60 @@
+//! A few known results that every adapter must reproduce, computed when it is opened: they find
+//! drivers that compile a kernel wrongly before a run depends on them.
+
+use ndarray::Array2;
+use sparse24_core::{
+    MaskKind,
+    mvue::{self, Estimator},
+    op::StepState,
+    philox::{Purpose, Site, Stream},
+    search,
+};
+
+use crate::{Device, Error, mvue::mvue_compress, search::mask_search};
+
+const SITE: Site = Site::new(Purpose::Mvue, 1);
+const SIDE: usize = 128;
+const PURPOSE: &str = "self-test";
+
+impl Device {
+    /// Opens an adapter by its number in [`Self::adapters`], and tests it.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened; [`Error::WrongResults`] if
+    /// its results are not core's.
+    pub fn open(number: usize) -> Result<Self, Error> {
+        let mut device = Self::open_untested(number)?;
+        check(&mut device)?;
+        Ok(device)
+    }
+}
+
+/// Compares masks and samples of 1024 tiles and 4096 groups with core's.
+fn check(device: &mut Device) -> Result<(), Error> {
+    let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
+    // Random bits: subnormal numbers, infinities and NaN among them.
+    let stream = Stream::new(24, SITE, 0, 0);
+    let word = |i: usize, j: usize| stream.words((i * SIDE + j) as u32)[0];
+    let values = Array2::from_shape_fn((SIDE, SIDE), |(i, j)| f32::from_bits(word(i, j)));
+    let bits: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+    let w = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
+    device.upload(w, &bits)?;
+    let mask = device.alloc_tiles([SIDE, SIDE], PURPOSE)?;
+    for kind in [MaskKind::Transposable, MaskKind::RowWise] {
+        mask_search(device, w, kind, mask)?;
+        if device.download_mask(mask)? != search::mask_search(values.view(), kind)? {
+            return Err(wrong(device, "masks"));
+        }
+    }
+    let state = StepState { seed: 24 << 32 | 7, step: 3, micro_step: 1, ..StepState::default() };
+    device.set_step(&state)?;
+    let out = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
+    mvue_compress(device, w, Estimator::Exact, SITE, out)?;
+    let found = device.download(out)?;
+    let sampled = mvue::compress(values.view(), Estimator::Exact, state.stream(SITE))?.decode();
+    let expected = sampled.t();
+    if found.iter().zip(expected.iter()).any(|(&found, x)| found != x.to_bits()) {
+        return Err(wrong(device, "sampled gradients"));
+    }
+    Ok(())
+}

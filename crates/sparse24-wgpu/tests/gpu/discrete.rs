@@ -1,0 +1,191 @@
+//! Masks, samples, pruned weights, flips and dropout.
+
+use ndarray::{Array2, ArrayView2};
+use sparse24_core::{
+    Mask, MaskKind,
+    flip::flip_count,
+    mvue::{self, Estimator},
+    op::{Dropout, StepState},
+    permute,
+    philox::{Purpose, Site},
+    prune::{self, ValueMap},
+    search,
+};
+use sparse24_wgpu as wgpu;
+
+use crate::{Bits, open};
+
+const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
+
+fn floats(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
+}
+
+/// Masks of matrices with a few tiles and with odd numbers of them, inside of wider matrices.
+#[test]
+fn masks() {
+    let Some(mut device) = open() else { return };
+    let shapes = [[4, 4], [4, 12], [20, 12], [132, 36], [256, 1024]];
+    for (seed, (shape, bits)) in
+        shapes.into_iter().flat_map(|shape| Bits::ALL.map(|bits| (shape, bits))).enumerate()
+    {
+        let [r, q] = shape;
+        let values = bits.words(r * (q + 3), seed as u64);
+        let whole = device.alloc("w", [r, q + 3], "test").unwrap();
+        device.upload(whole, &values).unwrap();
+        let w = wgpu::Matrix { offset: 2, shape, ..whole };
+        let values = floats(&values);
+        let host = ArrayView2::from_shape((r, q + 3), &values).unwrap();
+        let host =
+            Array2::from_shape_fn((r, q), |(i, j)| host.as_slice().unwrap()[i * (q + 3) + j + 2]);
+        let mask = device.alloc_tiles(shape, "test").unwrap();
+        for kind in KINDS {
+            wgpu::search::mask_search(&mut device, w, kind, mask).unwrap();
+            let expected = search::mask_search(host.view(), kind).unwrap();
+            assert!(device.download_mask(mask).unwrap() == expected, "{shape:?} {bits:?} {kind:?}");
+        }
+        let rows = search::mask_search(host.view(), MaskKind::RowWise).unwrap();
+        let (order, of_rows): (Vec<u32>, _) = ((0..r as u32).rev().collect(), r);
+        let both: Vec<u32> = order.iter().chain(&order).copied().collect();
+        let uploaded = device.alloc("order", [1, 2 * of_rows], "test").unwrap();
+        device.upload(uploaded, &both).unwrap();
+        device.upload_mask(mask, &rows).unwrap();
+        let out = device.alloc_tiles(shape, "test").unwrap();
+        wgpu::permute::permuted_mask(&mut device, w, mask, uploaded, out).unwrap();
+        let expected = permute::permuted_mask(host.view(), &rows, &order).unwrap();
+        assert!(device.download_mask(out).unwrap() == expected, "{shape:?} {bits:?} permuted");
+
+        let pruned = device.alloc("S(w)", shape, "test").unwrap();
+        let map = ValueMap::Identity;
+        wgpu::prune::compress_weight(&mut device, w, mask, map, pruned).unwrap();
+        let expected = prune::masked(host.view(), &rows).unwrap();
+        let expected: Vec<u32> = expected.iter().map(|x| x.to_bits()).collect();
+        assert_eq!(device.download(pruned).unwrap(), expected, "{shape:?} {bits:?}");
+    }
+}
+
+/// Transposable masks of 10^6 tiles at a time.
+fn many_masks(millions: u64) {
+    let Some(mut device) = open() else { return };
+    let shape = [4000, 4000];
+    let w = device.alloc("w", shape, "test").unwrap();
+    let mask = device.alloc_tiles(shape, "test").unwrap();
+    for seed in 0..millions {
+        let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
+        let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
+        device.upload(w, &values).unwrap();
+        wgpu::search::mask_search(&mut device, w, MaskKind::Transposable, mask).unwrap();
+        device.submit().unwrap();
+        let host = Array2::from_shape_vec((shape[0], shape[1]), floats(&values)).unwrap();
+        let expected = search::mask_search(host.view(), MaskKind::Transposable).unwrap();
+        let found = device.download_mask(mask).unwrap();
+        let at = found.tiles().iter().zip(expected.tiles()).position(|(a, b)| a != b);
+        assert_eq!(at, None, "a tile of {bits:?}, seed {seed}");
+    }
+}
+
+#[test]
+fn ten_million_tiles() {
+    many_masks(10);
+}
+
+#[test]
+#[ignore = "10^9 tiles take minutes on a GPU and hours on a processor"]
+fn a_billion_tiles() {
+    many_masks(1000);
+}
+
+const STATE: StepState = StepState {
+    seed: 0x0123_4567_89ab_cdef,
+    step: 41,
+    micro_step: 3,
+    learning_rate: 0.0,
+    bias_corrections: [0.0; 2],
+    loss_scale: 0.0,
+};
+
+fn assert_samples(device: &mut wgpu::Device, [p, r]: [usize; 2], bits: Bits, seed: u64) {
+    let site = Site::new(Purpose::Mvue, seed as u32 & 0xff);
+    let values = bits.words(p * r, 1 << 33 | seed);
+    let [dz, out] = [0; 2].map(|_| device.alloc("dz", [p, r], "test").unwrap());
+    device.upload(dz, &values).unwrap();
+    device.set_step(&STATE).unwrap();
+    wgpu::mvue::mvue_compress(device, dz, Estimator::Exact, site, out).unwrap();
+    device.submit().unwrap();
+    let host = Array2::from_shape_vec((p, r), floats(&values)).unwrap();
+    let sampled = mvue::compress(host.view(), Estimator::Exact, STATE.stream(site)).unwrap();
+    let expected = sampled.decode();
+    for (at, found) in device.download(out).unwrap().into_iter().enumerate() {
+        let expected = expected[[at % r, at / r]].to_bits();
+        assert_eq!(found, expected, "{p} x {r}, {bits:?}, seed {seed}: element {at}");
+    }
+}
+
+#[test]
+fn samples() {
+    let Some(mut device) = open() else { return };
+    for (seed, shape) in [[1, 1], [3, 5], [4, 8], [17, 3], [70, 33]].into_iter().enumerate() {
+        for bits in Bits::ALL {
+            assert_samples(&mut device, shape, bits, seed as u64);
+        }
+    }
+}
+
+#[test]
+fn ten_million_groups() {
+    let Some(mut device) = open() else { return };
+    for seed in 0..10 {
+        assert_samples(&mut device, [4000, 1000], Bits::ALL[seed % Bits::ALL.len()], seed as u64);
+    }
+}
+
+#[test]
+#[ignore = "10^9 groups take minutes on a GPU and hours on a processor"]
+fn a_billion_groups() {
+    for seed in 0..1000 {
+        let Some(mut device) = open() else { return };
+        assert_samples(&mut device, [4000, 1000], Bits::ALL[seed % Bits::ALL.len()], seed as u64);
+    }
+}
+
+#[test]
+fn flips() {
+    let Some(mut device) = open() else { return };
+    for (seed, shape) in [[4, 4], [12, 20], [512, 512]].into_iter().enumerate() {
+        let masks = [0, 1].map(|half| {
+            let tiles = Bits::Any.words(shape[0] * shape[1] / 16, 2 * seed as u64 + half);
+            let tiles = tiles.into_iter().map(|word| word as u16).collect();
+            Mask::from_tiles(shape[0], shape[1], tiles).unwrap()
+        });
+        let [a, b] = masks.each_ref().map(|mask| {
+            let tiles = device.alloc_tiles(shape, "test").unwrap();
+            device.upload_mask(tiles, mask).unwrap();
+            assert!(device.download_mask(tiles).unwrap() == *mask);
+            tiles
+        });
+        let count = device.alloc("count", [1, 1], "test").unwrap();
+        wgpu::flip::flip_count(&mut device, a, b, count).unwrap();
+        let expected = flip_count(&masks[0], &masks[1]).unwrap();
+        assert_eq!(device.download(count).unwrap(), [expected as u32], "{shape:?}");
+    }
+}
+
+#[test]
+fn dropped_elements() {
+    let Some(mut device) = open() else { return };
+    let site = Site::new(Purpose::Dropout, 5);
+    for (shape, p) in [([1, 1], 0.5), ([7, 13], 0.1), ([400, 300], 0.9), ([64, 8], 0.0)] {
+        let x = device.alloc("x", shape, "test").unwrap();
+        wgpu::elementwise::fill(&mut device, x, 1f32.to_bits()).unwrap();
+        device.set_step(&STATE).unwrap();
+        wgpu::dropout::dropout(&mut device, x, &Dropout { p, site }).unwrap();
+        let found = device.download(x).unwrap();
+        let stream = STATE.stream(site);
+        for (element, found) in found.into_iter().enumerate() {
+            let keeps = stream.uniforms(element as u32 / 4)[element % 4] >= p;
+            let expected = if keeps { 1.0 / (1.0 - p) } else { 0.0 };
+            let error = (f32::from_bits(found) - expected).abs();
+            assert!(error <= expected * f32::EPSILON, "{shape:?}, {p}: element {element}");
+        }
+    }
+}

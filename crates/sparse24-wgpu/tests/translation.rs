@@ -1,0 +1,49 @@
+//! Every kernel is valid WGSL, and translates to SPIR-V, MSL and HLSL. Needs no GPU.
+
+use naga::{
+    back::{hlsl, msl, spv},
+    valid::{Capabilities, ValidationFlags, Validator},
+};
+use sparse24_wgpu::kernels::{KERNELS, Kernel};
+
+fn translated(kernel: &Kernel) -> Result<[usize; 3], Box<dyn std::error::Error>> {
+    let module = naga::front::wgsl::parse_str(kernel.source)
+        .map_err(|error| error.emit_to_string(kernel.source))?;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::empty()).validate(&module)?;
+    let shader_stage = naga::ShaderStage::Compute;
+    let entry_point = kernel.name.to_owned();
+    let pipeline = spv::PipelineOptions { shader_stage, entry_point: entry_point.clone() };
+    let spirv = spv::write_vec(&module, &info, &spv::Options::default(), Some(&pipeline))?;
+    let entry = Some((shader_stage, entry_point));
+    let options = msl::PipelineOptions { entry_point: entry.clone(), ..Default::default() };
+    let (metal, _) = msl::write_string(&module, &info, &msl::Options::default(), &options)?;
+    let (mut direct3d, options) = (String::new(), hlsl::Options::default());
+    let pipeline = hlsl::PipelineOptions { entry_point: entry };
+    hlsl::Writer::new(&mut direct3d, &options, &pipeline).write(&module, &info, None)?;
+    Ok([spirv.len(), metal.len(), direct3d.len()])
+}
+
+#[test]
+fn every_kernel_translates() {
+    let failures = KERNELS.iter().filter_map(|kernel| match translated(kernel) {
+        Ok(lengths) if lengths.into_iter().all(|length| length > 0) => None,
+        Ok(lengths) => Some(format!("{}: {lengths:?}", kernel.name)),
+        Err(error) => Some(format!("{}: {error}", kernel.name)),
+    });
+    let failures: Vec<_> = failures.collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn kernels_name_their_bindings() {
+    for kernel in KERNELS {
+        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
+        let storage = |access: naga::StorageAccess| {
+            let space = naga::AddressSpace::Storage { access };
+            module.global_variables.iter().filter(|(_, variable)| variable.space == space).count()
+        };
+        let read = naga::StorageAccess::LOAD;
+        let bindings = [storage(read), storage(read | naga::StorageAccess::STORE)];
+        assert_eq!(bindings, [kernel.inputs, kernel.outputs], "{}", kernel.name);
+    }
+}

@@ -1,0 +1,97 @@
+//! Training on the wgpu backend against the CPU's: the same masks, losses within rounding, and a
+//! resumed run that is the uninterrupted one.
+
+use sparse24_core::op::Activation;
+use sparse24_train::{
+    backend::{Arithmetic, Backend, cpu::CpuBackend},
+    method::Method,
+    trainer::{FlipSampling, Recipe, Trainer},
+};
+
+use super::fixture::{self, Noise, fst};
+
+const STEPS: u32 = 20;
+
+/// A run of every architecture, each with an activation of its own.
+fn recipes(method: &Method) -> [Recipe; 5] {
+    let of = |activation| {
+        let mut recipe = Recipe { steps: STEPS, ..fixture::recipe(method.clone()) };
+        fixture::change(&mut recipe, |spec| spec.activation = activation);
+        recipe
+    };
+    [
+        of(Activation::Swiglu),
+        fixture::bert(of(Activation::GeluErf)),
+        fixture::crammed_bert(of(Activation::Geglu)),
+        fixture::deit(of(Activation::Gelu)),
+        fixture::transformer(of(Activation::Relu)),
+    ]
+}
+
+/// The losses of the steps up to this one.
+fn losses(trainer: &mut Trainer, last: u32) -> Vec<f64> {
+    let noise = Noise::of(trainer.recipe());
+    (trainer.step()..last)
+        .map(|_| trainer.train_step(&noise, FlipSampling::Skip).expect("finite").loss)
+        .collect()
+}
+
+/// The largest difference between the losses of two runs.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// Rounding to bf16 is the yardstick: a unit in its last place is 2^16 of f32's. Another order of
+/// sums and other exponentials are a few units of f32, so a thousandth of its effect is far above
+/// theirs. Sampled gradients turn a rounding error into another sample once in a while.
+#[test]
+fn losses_are_those_of_the_cpu() {
+    for (method, least) in [(Method::dense(), 1e-3), (fst(2e-2), 1.0)] {
+        for recipe in recipes(&method) {
+            let Some(backend) = sparse24_tests::wgpu() else { return };
+            let run = |backend| losses(&mut fixture::trainer(backend, &recipe), STEPS);
+            let [f32, bf16] = [Arithmetic::F32, Arithmetic::Bf16].map(|arithmetic| {
+                let backend: Box<dyn Backend> = Box::new(CpuBackend::new(arithmetic));
+                run(backend)
+            });
+            let (found, yardstick) = (distance(&run(backend), &f32), distance(&bf16, &f32));
+            assert!(
+                found <= least * yardstick,
+                "{recipe:?}: {found} from the CPU's losses, bf16 is {yardstick}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_first_masks_are_those_of_the_cpu() {
+    for recipe in recipes(&fst(2e-2)) {
+        let Some(backend) = sparse24_tests::wgpu() else { return };
+        let [cpu, found] = [fixture::cpu(), backend].map(|backend| {
+            let mut trainer = fixture::trainer(backend, &recipe);
+            let states = trainer.parameter_states().expect("downloads");
+            states.into_iter().map(|state| (state.name, state.mask)).collect::<Vec<_>>()
+        });
+        assert!(cpu.iter().any(|(_, mask)| mask.is_some()), "{recipe:?}");
+        assert!(cpu == found, "{recipe:?}");
+    }
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one() {
+    for mut recipe in recipes(&fst(2e-2)) {
+        recipe.dropout = 0.25;
+        let Some(backend) = sparse24_tests::wgpu() else { return };
+        let mut whole = fixture::trainer(backend, &recipe);
+        let mut bits = losses(&mut whole, STEPS / 2);
+        let (progress, states) = (whole.progress().clone(), whole.parameter_states());
+        bits.extend(losses(&mut whole, STEPS));
+        let backend = sparse24_tests::wgpu().expect("it could be opened before");
+        let mut resumed = Trainer::new(backend, recipe.clone()).expect("the same recipe");
+        resumed.restore(progress, &states.expect("downloads")).expect("every state is there");
+        assert!(losses(&mut resumed, STEPS) == bits[STEPS as usize / 2..], "{recipe:?}");
+        let [expected, found] = [&mut whole, &mut resumed]
+            .map(|trainer| fixture::bits(trainer.parameter_states().expect("downloads")));
+        assert!(expected == found, "{recipe:?}");
+    }
+}
