@@ -75,18 +75,17 @@ fn a_run_of_pieces_is_judged_by_words() {
     for name in ["en", "de"] {
         place.write(&format!("pairs/dict.{name}.txt"), &dictionary);
     }
-    place.train("run", &format!("{SMALL} --set data.tokenizer=dictionary"));
+    let more = "--set data.tokenizer=dictionary --set model.dropout=0 --steps 100";
+    place.train("run", &format!("{SMALL} {more}"));
     let translate = "translate run --input pairs/val.en --out found --bleu";
     place.answer(&format!("{translate} pairs/val.de"));
     let found = place.read("found");
     let spell =
         |text: String, word: &str| text.replace(word, &format!("{}@@ {}", &word[..1], &word[1..]));
     let spelled = words.split(' ').filter(|word| word.len() > 1).fold(found.clone(), spell);
-    assert!(spelled != found, "{found}");
-    place.write("words", &found);
     place.write("pieces", spelled);
-    let bleu = |file: &str| place.answer(&format!("{translate} {file}"));
-    assert_eq!(bleu("pieces"), bleu("words"));
+    let line = place.answer(&format!("{translate} pieces"));
+    assert!(line.starts_with("BLEU 100.00 "), "{line} {found}");
 }
 
 #[test]
