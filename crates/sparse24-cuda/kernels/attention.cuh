@@ -351,9 +351,9 @@ struct Place {
     }
 };
 
-// Which probabilities of a thread are kept: bit 4*n + c for element [n][c], of a tile of ROWS queries
-// by ROWS keys. The forward pass draws them and leaves a word of each of its threads in `kept` u32
-// [batch*heads, tiles of queries, tiles of keys, THREADS]; the backward pass reads them.
+// Which probabilities of a thread are kept: bit 4*n + c for element [n][c], of a tile of ROWS
+// queries by ROWS keys. The forward pass draws them and leaves a word of each of its threads in
+// `kept` u32 [batch*heads, tiles of queries, tiles of keys, THREADS]; the backward pass reads them.
 struct KeepAll {
     struct Words {};
     __device__ __forceinline__ explicit KeepAll(const Attention&, int) {}

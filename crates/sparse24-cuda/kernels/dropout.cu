@@ -1,5 +1,5 @@
-// dropout: out = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform of
-//      at least p
+// dropout: out = kept ? x / (1 - p) : 0; element e is kept if word e%4 of call e/4 makes a uniform
+//      of at least p
 // drop_sequences: the same for all of a sequence, whose number takes the place of e; sequences have
 //      `length` elements
 // in   x bf16 [elements]; state: seed, step, micro-step; site; p in [0, 1), and scale = 1 / (1 - p)
@@ -20,7 +20,8 @@ __device__ __forceinline__ float dropped(float x, u32 word, u32 least, float sca
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dropout(const bf16* x, bf16* out, u64 elements, const StepState* state, u32 site, float p, float scale) {
+    dropout(const bf16* x, bf16* out, u64 elements, const StepState* state, u32 site, float p,
+            float scale) {
     u64 first = 8 * (u64(blockIdx.x) * THREADS + threadIdx.x);
     bool whole = first + 8 <= elements;
     uint4 raw = make_uint4(0, 0, 0, 0);

@@ -29,7 +29,7 @@ pub struct Attention {
     out: Linear24,
     heads: usize,
     mask: AttentionMask,
-    /// Of the probabilities.
+    /// Dropout of the probabilities.
     dropout: Option<Site>,
 }
 
@@ -77,7 +77,7 @@ pub struct AttentionOperands {
 /// Activations kept for the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionActivations {
-    /// Of the forward pass.
+    /// What the forward pass multiplied, and its output.
     pub operands: AttentionOperands,
     /// Log of the sum of exponentials `[batch * heads, queries]`.
     lse: Tensor,
@@ -256,9 +256,9 @@ impl Attention {
         self.out.forward(pass, o, y)
     }
 
-    /// The gradients of parameters and streams. `kept` comes with room for its gradients. `dx` is
-    /// overwritten. With separate projections, so is `dmemory`, by the gradient of the stream of
-    /// keys and values; it is added to `dx` if both streams are one.
+    /// The gradients of parameters and streams. `scratch` is overwritten by the gradients of what
+    /// `kept` holds, and `dx` by that of x. With separate projections, so is `dmemory`, by the
+    /// gradient of the stream of keys and values; it is added to `dx` if both streams are one.
     pub fn backward(
         &self,
         pass: &mut Pass<'_>,
