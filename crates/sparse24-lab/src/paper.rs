@@ -97,7 +97,7 @@ impl Experiment {
             }
         }
         if devices.is_empty() {
-            format!("not run: {}", self.missing)
+            format!("not run; missing: {}", self.missing)
         } else {
             format!("ran on {}; missing: {}", devices.join(", "), self.missing)
         }
