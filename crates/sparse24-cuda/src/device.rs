@@ -9,6 +9,7 @@ mod copy;
 mod graph;
 mod host_copy;
 mod memory;
+mod staging;
 mod timing;
 
 use std::{
@@ -25,7 +26,7 @@ use std::{
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use sparse24_core::op::StepState;
 
-use self::{host_copy::Copies, memory::Memory};
+use self::{host_copy::Copies, memory::Memory, staging::Staging};
 use crate::{
     Architecture, Error, Matrix,
     cache::Cache,
@@ -66,6 +67,7 @@ pub struct Device {
     modules: HashMap<&'static str, sys::CUmodule>,
     memory: Memory,
     copies: Copies,
+    staging: Staging,
     /// Identifies the handles to this device's memory.
     mark: u64,
     state: Matrix<u32>,
@@ -131,6 +133,7 @@ impl Device {
             modules: HashMap::new(),
             memory: Memory::default(),
             copies: Copies::default(),
+            staging: Staging::default(),
             mark,
             state: Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData },
             capturing: false,

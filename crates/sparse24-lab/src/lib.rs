@@ -6,10 +6,12 @@
 //! | [`search`] | the search for lambda by flip rate |
 //! | [`study`] | arms times seeds, compared in pairs |
 //! | [`runs`] | several runs in one folder |
+//! | [`paper`] | the paper's tables and figures, with ours beside them |
 //! | [`report`] | a page, or one figure, of one or several runs |
 //! | [`statistics`] | means, quantiles and confidence intervals |
 
 mod count;
+pub mod paper;
 pub mod report;
 pub mod runs;
 pub mod search;

@@ -52,7 +52,7 @@ const QUICKSTART: &str = "quickstart";
 /// for no or too many runs; [`Error::Io`] if the page cannot be written.
 pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
     let contents = Contents::read(paths, Unreadable::Refused)?;
-    replace(out, &document(&contents.title(), &contents.html(), None), |text| {
+    replace(out, &document(&contents.title(), &contents.html(), None), "report", |text| {
         text.starts_with("<!DOCTYPE html>") && text.contains("sparse24 report</title>")
     })?;
     let Contents { runs, mut problems, .. } = contents;
@@ -70,16 +70,22 @@ pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
 /// Like [`write()`]; [`Error::Setting`] if the page has no figure of that name.
 pub fn write_figure(paths: &[PathBuf], name: &str, out: &Path) -> Result<(), Error> {
     let svg = figure(paths, name)?;
-    replace(out, &svg, |text| text.starts_with(&svg[..svg.find(" width").unwrap_or(0)]))
+    replace(out, &svg, "report", |text| text.starts_with(&svg[..svg.find(" width").unwrap_or(0)]))
 }
 
-/// Writes a file, unless it holds something that `is_ours` does not recognize by its start.
-fn replace(out: &Path, text: &str, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
+/// Writes a file of a kind, unless it holds something that `is_ours` does not recognize by its
+/// start.
+pub(crate) fn replace(
+    out: &Path,
+    text: &str,
+    kind: &str,
+    is_ours: impl Fn(&str) -> bool,
+) -> Result<(), Error> {
     let mut start = Vec::new();
     let is_read =
         disk::open(out).is_ok_and(|(file, _)| file.take(1 << 14).read_to_end(&mut start).is_ok());
     if disk::exists(out) && !(is_read && is_ours(&String::from_utf8_lossy(&start))) {
-        let problem = "exists and is not a report; name another file with --out, or remove it";
+        let problem = format!("exists and is not a {kind}; name another file, or remove it");
         return Err(Error::file(out, problem));
     }
     disk::write_atomically(out, text.as_bytes())

@@ -349,9 +349,12 @@ impl Config {
         (kind == ModelKind::Deit).then_some(ImageSource { folder, size, patch, augmentation })
     }
 
-    /// Token ids of the model, for data that are not read.
+    /// Token ids of the model, or the classes of ImageNet, for data that are not read.
     #[must_use]
     pub fn usual_vocabulary(&self) -> usize {
+        if self.model.kind == ModelKind::Deit {
+            return 1000;
+        }
         let DataConfig { tokenizer, vocabulary, .. } = self.data;
         let usual = match vocabulary {
             0 => tokenizer.usual_vocabulary(),

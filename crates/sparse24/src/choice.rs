@@ -44,8 +44,9 @@ pub(crate) fn keep() -> impl TypedValueParser<Value = Keep> {
     ])
 }
 
+/// The tokenizers whose name gives their vocabulary.
 pub(crate) fn tokenizer() -> impl TypedValueParser<Value = TokenizerKind> {
-    one_of(TokenizerKind::ALL.map(|kind| (kind.name(), "", kind)))
+    one_of([TokenizerKind::Byte, TokenizerKind::Gpt2].map(|kind| (kind.name(), "", kind)))
 }
 
 pub(crate) fn dtype() -> impl TypedValueParser<Value = Dtype> {

@@ -19,7 +19,8 @@ pub(crate) struct Configure {
     /// One setting, e.g. `model.layers=6`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Text file, folder of text files, or token shards [default: the embedded corpus]
+    /// Text file, folder of text files or token shards; or a folder of images (DeiT), of sentence
+    /// pairs (Transformer) or of a task's files [default: the embedded corpus]
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
     /// Training method; `sparse24 presets --methods` lists them

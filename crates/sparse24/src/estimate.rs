@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use sparse24_run::{
-    config::Config,
+    config::{Config, ModelKind},
     machine::{self, Memory},
     processor,
     run::{host_bytes, open_data},
@@ -64,8 +64,9 @@ const OVERHEAD: f64 = 1.4;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = args.configure.resolve()?;
-    // Pieces found in the embedded text would be too few.
-    let is_nominal = config.data.path.is_empty() && config.data.tokenizer.has_pieces();
+    // Pieces found in the embedded text would be too few, and it has no images.
+    let is_deit = config.model.kind == ModelKind::Deit;
+    let is_nominal = config.data.path.is_empty() && (config.data.tokenizer.has_pieces() || is_deit);
     let vocabulary = if is_nominal {
         config.usual_vocabulary()
     } else {

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// scripts of SQuAD read it
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
-    /// Also translate the validation split of a Transformer, and print the BLEU
+    /// Also translate the validation split of a Transformer, and print the BLEU score
     #[arg(long)]
     bleu: bool,
     /// Print one JSON object per run
@@ -172,25 +172,25 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             }
             Some(path) => model.other_data(path)?,
         };
-        let (found, expected) = (data.vocabulary() as usize, model.recipe().model.vocabulary());
+        if args.tokens > 0 && matches!(data, RunData::Task(_) | RunData::Images(_)) {
+            let problem = "--tokens: a fine-tuned model or a DeiT is evaluated on all examples";
+            return Err(Failure::new(Exit::Usage, problem));
+        }
+        let (found, expected) = match &data {
+            RunData::Task(examples) => (examples.outputs(), config.task.outputs),
+            data => (data.vocabulary() as usize, model.recipe().model.vocabulary()),
+        };
+        if found != expected && matches!(data, RunData::Task(_) | RunData::Images(_)) {
+            let source = data.source().display();
+            let problem = format!("{source}: has {found} classes, the model {expected}");
+            return Err(Failure::new(Exit::Input, problem));
+        }
         if found > expected {
             let problem = format!(
                 "the data has {found} token ids, but the model has {expected}: evaluate with the \
                  run's own tokenizer"
             );
             return Err(Failure::new(Exit::Input, problem));
-        }
-        if let RunData::Task(examples) = &data {
-            if args.tokens > 0 {
-                let problem = "--tokens: a fine-tuned model is evaluated on all examples";
-                return Err(Failure::new(Exit::Usage, problem));
-            }
-            let (found, expected) = (examples.outputs(), config.task.outputs);
-            if found != expected {
-                let source = data.source().display();
-                let problem = format!("{source}: has {found} classes, the model {expected}");
-                return Err(Failure::new(Exit::Input, problem));
-            }
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let mut trainer = model.into_trainer()?;

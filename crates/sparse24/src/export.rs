@@ -17,7 +17,7 @@ use crate::{
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that Hugging Face's transformers loads
+/// Write a run or a checkpoint as a folder that Hugging Face's transformers or timm loads
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -87,8 +87,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if !exported.has_tokenizer && !matches!(spec, ModelSpec::Deit(_)) {
         let why = match &model.tokenizer {
-            Some(_) => "Hugging Face has no tokenizer of characters",
-            None => "the run has none",
+            Some(tokenizer) => {
+                format!("those of the kind {} are not exported", tokenizer.kind().name())
+            }
+            None => "the run has none".to_owned(),
         };
         say!("wrote no tokenizer: {why}");
     }

@@ -21,7 +21,7 @@ use crate::{
     weights::{Head, Initial, TASK_HEADS, contradiction, is_run},
 };
 
-/// Fine-tune a pre-trained model: classes or scores of sentences and of pairs, answers in texts
+/// Fine-tune a pre-trained model to classify or score sentences, or to find answers in texts
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Task of the data

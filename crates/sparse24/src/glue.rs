@@ -31,7 +31,7 @@ use crate::{
 
 /// Fine-tune a model on several tasks with several seeds, and print their scores
 ///
-/// The same command goes on where it was interrupted. The row `average` is the plain mean of the
+/// The same command continues after an interruption. The row `average` is the plain mean of the
 /// scores above it.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Folder of the runs, DIR/TASK/seed-N
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Tasks, separated by commas [default: those of GLUE that --data has a folder of]
+    /// Tasks, separated by commas [default: the GLUE tasks that have a folder in --data]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     tasks: Vec<String>,
     /// Seeds, separated by commas

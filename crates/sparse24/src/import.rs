@@ -1,4 +1,4 @@
-//! `sparse24 import`: turns a Hugging Face GPT-2 or BERT into a run at step 0.
+//! `sparse24 import`: turns Hugging Face's GPT-2 or BERT, or timm's DeiT, into a run at step 0.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::{
     weights::{Head, Initial, room_for_text},
 };
 
-/// Convert a Hugging Face GPT-2 or BERT to a run that can be evaluated, sampled or trained from
+/// Convert Hugging Face's GPT-2 or BERT, or timm's DeiT, to a run to evaluate, sample or train from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,
-    /// Tokenizer of the model: byte or gpt2 [default: the folder's, or that of the vocabulary size]
+    /// Tokenizer of the model [default: the folder's, or that of the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
     /// Keep the head of a fine-tuned model, which is for this task [default: leave it out]
@@ -37,11 +37,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if matches!(args.tokenizer, Some(TokenizerKind::Character | TokenizerKind::WordPiece)) {
-        let problem = "--tokenizer: the name does not give the vocabulary; expected byte or gpt2, \
-                       or leave it out";
-        return Err(Failure::new(Exit::Usage, problem));
-    }
     let task = args.task.as_deref().map(|name| {
         let names = task::TASKS.iter().map(|task| task.name);
         task::find(name).ok_or_else(|| unknown("--task", name, names))

@@ -22,6 +22,7 @@ mod import;
 mod lambda_search;
 mod man;
 mod output;
+mod paper;
 mod prepare;
 mod presets;
 mod progress;
@@ -82,6 +83,7 @@ commands! {
     Translate translate;
     LambdaSearch lambda_search;
     Study study;
+    Paper paper;
     Prepare prepare;
     Prune prune;
     Verify verify;

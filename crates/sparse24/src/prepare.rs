@@ -22,11 +22,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
     /// byte: UTF-8 bytes (256 tokens); char: the characters of the text; wordpiece: BERT's pieces
-    /// of words in lower case, trained on the text; gpt2: its byte-pair encoding (50257 tokens); or
-    /// a file: vocab.txt or tokenizer.json with WordPiece, or tokenizer.json of a run
+    /// of words in lower case, trained on the text; bpe: merged bytes, trained on the text; gpt2:
+    /// its byte-pair encoding (50257 tokens); or a file: vocab.txt or tokenizer.json with
+    /// WordPiece, or tokenizer.json of a run
     #[arg(long, value_name = "NAME|FILE")]
     tokenizer: TokenizerSource,
-    /// The most pieces that wordpiece has
+    /// Maximum number of tokens of wordpiece or bpe; bpe has at least 260
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_PIECES as u32,
         value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     pieces: u32,

@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if !model.recipe().model.generates() {
         let is_tuned = model.recipe().model.prediction().is_some();
         let what = match model.config.model.kind {
+            ModelKind::Deit => "a DeiT, which classifies images",
             _ if is_tuned => "fine-tuned to predict classes or values",
             ModelKind::Transformer => "a Transformer, which `sparse24 translate` runs",
             _ => "a BERT",

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 use sparse24_run::{
-    data::END,
+    data::{END, TokenizerKind},
     disk,
     translation::{BeamSearch, Bleu},
 };
@@ -22,7 +22,7 @@ use crate::{
     train::on_threads,
 };
 
-/// Translate sentences, one on a line, with a run or a checkpoint
+/// Translate sentences, one per line, with a run or a checkpoint
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -33,13 +33,13 @@ pub(crate) struct Args {
     /// File for the translations, in the order of the input [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// File with reference translations: also print the BLEU
+    /// File with reference translations: also print the BLEU score
     #[arg(long, value_name = "FILE")]
     bleu: Option<PathBuf>,
-    /// Hypotheses of a sentence that are followed
+    /// Beam size: number of hypotheses per sentence
     #[arg(long, default_value_t = 4, allow_negative_numbers = true)]
     beam: usize,
-    /// Exponent of the length by which the log probability of a translation is divided
+    /// Length penalty: the log probability of a translation is divided by its length to this power
     #[arg(long, default_value_t = 0.6, allow_negative_numbers = true)]
     length_penalty: f64,
     /// Print one JSON object per sentence
@@ -54,6 +54,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return wrong(format!(
             "--length-penalty: expected a finite number, found {length_penalty}"
         ));
+    }
+    let out = args.out.as_ref().and_then(|out| fs::canonicalize(out).ok());
+    let mut read_files = [&args.input, &args.bleu].into_iter().flatten();
+    if let Some(path) = read_files.find(|path| out.is_some() && fs::canonicalize(path).ok() == out)
+    {
+        return wrong(format!("--out: would replace {}, which is read", path.display()));
     }
     let mut model = args.which.read()?;
     let recipe = model.recipe();
@@ -154,6 +160,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         if let Some(text) = &references {
+            let text = match tokenizer.kind() {
+                // Its references may be pieces, as its data are; translations are words.
+                TokenizerKind::Dictionary => text.replace("@@ ", ""),
+                _ => text.clone(),
+            };
             let pairs = translations.iter().zip(text.lines());
             let bleu = Bleu::of(pairs.map(|((found, _), reference)| [found.as_str(), reference]));
             let line = format!("BLEU {:.2} ({})", bleu.score(), Bleu::SIGNATURE);

@@ -75,7 +75,7 @@ impl Initial {
         }
         let model = Model::read(path)?;
         let spec = model.recipe().model.clone();
-        if spec.prediction().is_some() && !matches!(spec, ModelSpec::Gpt2(_)) {
+        if spec.prediction().is_some() && !matches!(spec, ModelSpec::Gpt2(_) | ModelSpec::Deit(_)) {
             let problem = "is fine-tuned and has no head for masked tokens; `finetune --init-from` \
                            adds a new one for another task";
             return Err(Failure::new(Exit::Input, format!("{}: {problem}", path.display())));

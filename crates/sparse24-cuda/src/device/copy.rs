@@ -15,19 +15,7 @@ impl Device {
     /// [`Error::Shape`] if the lengths differ; [`Error::Stale`], [`Error::Capturing`],
     /// [`Error::Driver`].
     pub fn upload<T: Scalar>(&mut self, to: Matrix<T>, from: &[T]) -> Result<(), Error> {
-        const OPERATION: &str = "upload";
-        self.refuse_in_capture(OPERATION)?;
-        self.check_live(OPERATION, "the matrix", to)?;
-        if from.len() != to.elements() {
-            return Err(Error::Shape {
-                operation: OPERATION,
-                operand: "the host's slice",
-                expected: [1, to.elements()],
-                found: [1, from.len()],
-            });
-        }
-        let host = Side::on_host(from.as_ptr().cast_mut(), to.shape[1]);
-        self.queue_copy::<T>(OPERATION, to.shape, host, Side::on_device(to))
+        self.upload_with(to, from.len(), |staged| staged.copy_from_slice(from))
     }
 
     /// Waits for all queued work and returns the elements, row by row.
@@ -78,7 +66,7 @@ impl Device {
         })
     }
 
-    fn queue_copy<T: Scalar>(
+    pub(super) fn queue_copy<T: Scalar>(
         &self,
         what: &'static str,
         shape: [usize; 2],

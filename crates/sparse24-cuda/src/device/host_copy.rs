@@ -38,7 +38,7 @@ pub struct HostCopy {
 }
 
 /// Pinned host memory.
-struct Pinned {
+pub(super) struct Pinned {
     address: *mut c_void,
     bytes: usize,
     context: Arc<CudaContext>,
@@ -119,12 +119,7 @@ impl Device {
         if let Some(pinned) = spare.filter(|pinned| pinned.bytes >= bytes) {
             return Ok(Some(pinned));
         }
-        // SAFETY: the context is bound. No flags: the host reads the memory, so it must be cached.
-        match unsafe { result::malloc_host(bytes.max(1), 0) } {
-            Ok(address) => Ok(Some(Pinned { address, bytes, context: Arc::clone(&self.context) })),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
-            Err(error) => Err(copy_error(error)),
-        }
+        Pinned::new(&self.context, bytes)
     }
 }
 
@@ -162,6 +157,24 @@ impl Drop for HostCopy {
 }
 
 impl Pinned {
+    /// Memory of this size, for the context that is bound; `None` if the host cannot pin so much.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Option<Self>, Error> {
+        // SAFETY: the context is bound. No flags: the host reads the memory, so it must be cached.
+        match unsafe { result::malloc_host(bytes.max(1), 0) } {
+            Ok(address) => Ok(Some(Self { address, bytes, context: Arc::clone(context) })),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            Err(error) => Err(copy_error(error)),
+        }
+    }
+
+    pub(super) fn first(&self) -> *mut u8 {
+        self.address.cast()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Frees memory that a copy may still write to. An error of the GPU ends its copies as well.
     fn free_when_idle(self) {
         let _ = self.context.synchronize();

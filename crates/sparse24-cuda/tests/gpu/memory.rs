@@ -1,4 +1,4 @@
-//! Running out of memory.
+//! Running out of memory, and uploads.
 
 use sparse24_cuda::{Device, Error, Settings};
 
@@ -35,5 +35,27 @@ fn out_of_memory_lists_the_holders() {
         }
         assert_eq!(device.held(), before);
         device.alloc::<f32>("z", [8, MIB]).expect("there is memory left");
+    });
+}
+
+/// Uploads that reuse the pinned memory, make it grow, or go past it, each changed on the host as
+/// soon as it is queued.
+#[test]
+fn queued_uploads_keep_their_values() {
+    on_gpu(|device| {
+        let sizes = [1, 100, MIB, 7, 3 * MIB, MIB, 0, 33 * MIB, 5].repeat(3);
+        let matrices: Vec<_> = sizes
+            .iter()
+            .map(|&n| device.alloc::<u32>("uploaded", [1, n]).expect("memory"))
+            .collect();
+        let mut values = vec![0; 33 * MIB];
+        for (i, (&n, &matrix)) in sizes.iter().zip(&matrices).enumerate() {
+            values[..n].iter_mut().enumerate().for_each(|(j, x)| *x = (i * n + j) as u32);
+            device.upload(matrix, &values[..n]).expect("queued");
+        }
+        for (i, (&n, &matrix)) in sizes.iter().zip(&matrices).enumerate() {
+            let found = device.download(matrix).expect("values");
+            assert!(found.iter().enumerate().all(|(j, &x)| x == (i * n + j) as u32), "upload {i}");
+        }
     });
 }

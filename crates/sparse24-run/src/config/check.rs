@@ -3,7 +3,13 @@
 use std::num::NonZeroU32;
 
 use super::{Config, ModelKind, preset, unknown, unknown::refuse};
-use crate::{Error, data::TokenizerKind, images::Augmentation, task::Labels, translation::LENGTHS};
+use crate::{
+    Error,
+    data::{FEWEST, TokenizerKind},
+    images::Augmentation,
+    task::Labels,
+    translation::LENGTHS,
+};
 use sparse24_train::{
     backend::{BACKENDS, BackendEntry},
     method::Method,
@@ -187,15 +193,16 @@ impl Config {
             }
             return Ok(());
         }
-        let expected = "0, as only a DeiT has images";
-        let rows = [
-            ("model.image_size", model.image_size == 0),
-            ("model.patch_size", model.patch_size == 0),
-            ("model.drop_path", model.drop_path == 0.0),
-            ("augmentation", *augmentation == Augmentation::default()),
+        let sizes = [
+            ("model.image_size", model.image_size as f32),
+            ("model.patch_size", model.patch_size as f32),
+            ("model.drop_path", model.drop_path),
+            ("augmentation.repeats", augmentation.repeats as f32),
         ];
-        match rows.into_iter().find(|(_, is_zero)| !is_zero) {
-            Some((key, _)) => refuse(key, expected, "another value"),
+        let rates = rows.map(|(key, rate, ..)| (format!("augmentation.{key}"), rate));
+        let sizes = sizes.map(|(key, size)| (key.to_owned(), size));
+        match sizes.into_iter().chain(rates).find(|&(_, value)| value != 0.0) {
+            Some((key, value)) => refuse(&key, "0, as only a DeiT has images", value),
             None => Ok(()),
         }
     }
@@ -209,17 +216,21 @@ impl Config {
                 return refuse("model.label_smoothing", expected, model.label_smoothing);
             }
             let rows = [
-                ("data.source", data.source.is_empty(), "\"\""),
-                ("data.target", data.target.is_empty(), "\"\""),
-                ("data.vocabulary", data.vocabulary == 0, "0"),
+                ("data.source", format!("{:?}", data.source), "\"\""),
+                ("data.target", format!("{:?}", data.target), "\"\""),
+                ("data.vocabulary", data.vocabulary.to_string(), "0"),
             ];
-            return match rows.into_iter().find(|(_, is_unset, _)| !is_unset) {
-                Some((key, _, unset)) => {
+            return match rows.into_iter().find(|(_, found, unset)| found != unset) {
+                Some((key, found, unset)) => {
                     let expected = format!("{unset}, as only a Transformer has sentence pairs");
-                    refuse(key, &expected, "another value")
+                    refuse(key, &expected, found)
                 }
                 None => Ok(()),
             };
+        }
+        if (1..FEWEST).contains(&data.vocabulary) {
+            let expected = format!("0 or at least {FEWEST}: all bytes and four special tokens");
+            return refuse("data.vocabulary", &expected, data.vocabulary);
         }
         if !model.sequence_length.is_multiple_of(LENGTHS) {
             let expected = format!("a multiple of {LENGTHS}, as the lengths of batches are");

@@ -30,8 +30,13 @@ use crate::{Error, data, data::Ahead, task::Judgement};
 /// Files of at most this many bytes in all are read at the start: their contents identify them.
 const READ: u64 = 256 << 20;
 
-/// Their images are kept if they have at most this many bytes.
+/// Their images are kept while they have at most this many bytes.
 const KEPT: u64 = 1 << 30;
+
+/// Bytes of kept images for each byte of the files, as photographs have, beyond some that any
+/// folder may have.
+pub(super) const SPREAD: u64 = 32;
+pub(super) const HARMLESS: u64 = 64 << 20;
 
 const TRAIN: &str = "train";
 const VALIDATION: [&str; 3] = ["val", "validation", "test"];
@@ -84,7 +89,7 @@ pub(super) type Epoch = (u64, u32);
 pub(super) struct Entry {
     path: PathBuf,
     pub(super) class: u32,
-    kept: Option<RgbImage>,
+    pub(super) kept: Option<RgbImage>,
 }
 
 impl Entry {
@@ -255,12 +260,14 @@ fn identify(
     if total > READ {
         return Ok(hasher.finalize());
     }
-    let held = AtomicU64::new(0);
+    let (held, most) = (AtomicU64::new(0), KEPT.min(HARMLESS + SPREAD * total));
     let contents = |entry: &mut Entry| {
         let bytes = decode::read(&entry.path)?;
         let image = decode::decode(&entry.path, &bytes)?;
         let size = image.as_raw().len() as u64;
-        entry.kept = (held.fetch_add(size, Ordering::Relaxed) + size <= KEPT).then_some(image);
+        let add = |held: u64| (held + size <= most).then_some(held + size);
+        let added = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        entry.kept = added.is_ok().then_some(image);
         Ok(blake3::hash(&bytes))
     };
     for split in splits.iter_mut() {

@@ -11,7 +11,10 @@ use sparse24_train::{
 };
 use tempfile::TempDir;
 
-use super::*;
+use super::{
+    folder::{HARMLESS, SPREAD},
+    *,
+};
 use crate::{
     Error, checkpoint,
     config::Config,
@@ -241,4 +244,19 @@ fn a_run_resumes_in_the_middle_of_an_epoch() {
     let whole = finish("whole", &[]);
     let resumed = finish("resumed", &[1, 2, 4]);
     assert!(whole.weights == resumed.weights && whole.first_moments == resumed.first_moments);
+}
+
+/// Flat pictures of 16 million pixels in files of some kilobytes.
+#[test]
+fn the_images_that_are_kept_are_few_for_small_files() {
+    let folder = folder();
+    for name in ["ants", "bees"] {
+        let path = folder.path().join("train").join(name).join("flat.png");
+        RgbImage::new(4096, 4096).save(path).unwrap();
+    }
+    let images = Images::open(source(folder.path(), ALL)).unwrap();
+    let kept = images.0.splits.iter().flatten().filter_map(|entry| entry.kept.as_ref());
+    let sizes: Vec<u64> = kept.map(|image| image.as_raw().len() as u64).collect();
+    assert!(sizes.iter().sum::<u64>() <= HARMLESS + SPREAD * (1 << 20), "{sizes:?}");
+    assert!(sizes.len() >= 15, "{} of 16 are kept", sizes.len());
 }

@@ -205,6 +205,10 @@ fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
 
 fn fields(model: &ModelSpec, _: Option<u32>) -> Map<String, Value> {
     let ModelSpec::Deit(spec) = model else { unreachable!("the format of another model") };
+    // timm rounds the product with the width down.
+    let ratio = spec.d_ff as f64 / spec.d_model as f64;
+    let is_low = (spec.d_model as f64 * ratio) < spec.d_ff as f64;
+    let mlp_ratio = if is_low { ratio.next_up() } else { ratio };
     let act_layer = if spec.activation == Activation::Gelu { "gelu_tanh" } else { "gelu" };
     object(json!({
         "architecture": "deit_base_patch16_224",
@@ -217,7 +221,7 @@ fn fields(model: &ModelSpec, _: Option<u32>) -> Map<String, Value> {
             "embed_dim": spec.d_model,
             "depth": spec.layers,
             "num_heads": spec.heads,
-            "mlp_ratio": spec.d_ff as f64 / spec.d_model as f64,
+            "mlp_ratio": mlp_ratio,
             "act_layer": act_layer,
         },
         "pretrained_cfg": {

@@ -112,7 +112,7 @@ impl Model {
             .filter(|&tokens| tokens as usize > vocabulary)
         {
             let problem = format!(
-                "has a wte.weight of {vocabulary} rows for the {tokens} tokens of its tokenizer; \
+                "has a {table} of {vocabulary} rows for the {tokens} tokens of its tokenizer; \
                     name another checkpoint"
             );
             return Err(Error::file(from, problem));

@@ -77,6 +77,11 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("method.phases=sparse", "\"sparse\""),
         ("method.phases=[5]", "string"),
         (r#"method.phases=["spare:5/6"]"#, "dense*frozen*spare:5/6"),
+        // Of other models.
+        ("augmentation.mixup=0.5", "only a DeiT*0.5"),
+        ("model.image_size=8", "only a DeiT*8"),
+        ("data.source=en", "only a Transformer*en"),
+        ("data.vocabulary=300", "only a Transformer*300"),
         // Impossible values.
         ("batch.size=99999999999", "16777216*99999999999"),
         ("backend.threads=99999", "4096*99999"),

@@ -43,7 +43,7 @@ fn a_model_is_fine_tuned_from_either_family() {
         assert_eq!([&report["loss"], &report["scores"]], [&summary["val_loss"], scores]);
         assert_eq!(report["tokens"], 20, "examples are counted");
         assert_eq!(report["perplexity"], json!(null), "the loss is of classes");
-        place.refuses("eval tuned --tokens 3", 2, "--tokens: a fine-tuned model is evaluated on");
+        place.refuses("eval tuned --tokens 3", 2, "--tokens: a fine-tuned model*is evaluated on");
         let again = "train --config tuned/config.toml --out no";
         place.refuses(
             again,

@@ -12,6 +12,7 @@ mod format;
 mod gpus;
 #[cfg(unix)]
 mod hostile;
+mod images;
 mod interchange;
 mod interruption;
 mod methods;

@@ -31,6 +31,7 @@ fn presets_are_listed_with_their_sources() {
         "shakespeare-char",
         "bert-tiny-cpu",
         "deit-cifar-cpu",
+        "transformer-multi30k-cpu",
     ];
     assert_eq!(names, [&small[..], &large.map(|(name, _)| name)].concat());
     let listed = place.answer("presets");

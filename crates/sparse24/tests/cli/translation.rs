@@ -65,6 +65,30 @@ fn a_run_repeats_its_bits_and_translates() {
     assert!(first["score"].as_f64().is_some_and(|score| score < 0.0), "{first}");
 }
 
+/// References in pieces count like the words that they spell.
+#[test]
+fn a_run_of_pieces_is_judged_by_words() {
+    let place = Place::new();
+    write_pairs(&place);
+    let words = "the der dog Hund sees sieht a eine cat Katze today heute";
+    let dictionary: String = words.split(' ').map(|word| format!("{word} 1\n")).collect();
+    for name in ["en", "de"] {
+        place.write(&format!("pairs/dict.{name}.txt"), &dictionary);
+    }
+    place.train("run", &format!("{SMALL} --set data.tokenizer=dictionary"));
+    let translate = "translate run --input pairs/val.en --out found --bleu";
+    place.answer(&format!("{translate} pairs/val.de"));
+    let found = place.read("found");
+    let spell =
+        |text: String, word: &str| text.replace(word, &format!("{}@@ {}", &word[..1], &word[1..]));
+    let spelled = words.split(' ').filter(|word| word.len() > 1).fold(found.clone(), spell);
+    assert!(spelled != found, "{found}");
+    place.write("words", &found);
+    place.write("pieces", spelled);
+    let bleu = |file: &str| place.answer(&format!("{translate} {file}"));
+    assert_eq!(bleu("pieces"), bleu("words"));
+}
+
 #[test]
 fn what_a_transformer_cannot_read_or_do_is_refused() {
     let place = Place::trained("--method dense");
@@ -85,6 +109,8 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         ("translate en-de --input none", 3, "none: cannot be read as text"),
         ("translate en-de --input long --bleu one", 3, "one: has 1 lines, long 2"),
         ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
+        ("translate en-de --input one --out ./one", 2, "--out: would replace one"),
+        ("translate en-de --input long --bleu one --out one", 2, "--out: would replace one"),
         ("translate en-de --input one --length-penalty nan", 2, "--length-penalty: expected"),
         ("eval run --bleu", 2, "--bleu: run does not translate"),
         ("sample en-de", 3, "does not generate text"),
@@ -97,6 +123,7 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
     for (set, expected) in [
         ("model.sequence_length=12", "a multiple of 8"),
         ("data.tokenizer=byte", "bpe or dictionary"),
+        ("data.vocabulary=259", "0 or at least 260"),
         ("data.target=en", "another language"),
         ("data.source=fr", "set data.source and data.target"),
         ("data.path=none", "is no folder"),

@@ -10,6 +10,7 @@ use crate::{
 use sparse24_core::op::Activation;
 use sparse24_train::schedule::Decay;
 
+/// Transformer-base.
 pub(super) fn base(base: Config) -> Config {
     Config {
         steps: 100_000,
@@ -52,6 +53,7 @@ pub(super) fn base(base: Config) -> Config {
     }
 }
 
+/// A small one, for Multi30k.
 pub(super) fn multi30k(of: Config) -> Config {
     let base = base(of);
     Config {
@@ -69,6 +71,21 @@ pub(super) fn multi30k(of: Config) -> Config {
         batch: BatchConfig { size: 64, ..base.batch },
         data: DataConfig { vocabulary: 10_000, ..base.data },
         run: RunConfig { eval_every: 250, flip_every: 50, checkpoint_every: 500, ..base.run },
+        ..base
+    }
+}
+
+/// A smaller one, for a CPU.
+pub(super) fn multi30k_cpu(of: Config) -> Config {
+    let base = multi30k(of);
+    Config {
+        steps: 3000,
+        model: ModelConfig { layers: 2, dropout: 0.1, ..base.model },
+        method: MethodConfig::of("fst", 1e-6),
+        optimizer: OptimizerConfig { learning_rate: 3e-3, warmup_steps: 500, ..base.optimizer },
+        batch: BatchConfig { size: 32, ..base.batch },
+        data: DataConfig { vocabulary: 4000, ..base.data },
+        run: RunConfig { eval_every: 500, ..base.run },
         ..base
     }
 }

@@ -1,7 +1,7 @@
 //! One column of text of a Parquet file.
 //!
-//! Invariant: no page is read that claims more than [`PAGE`] bytes, so that memory is bounded
-//! whatever the file says.
+//! Invariant: no page is read that claims more than [`PAGE`] bytes or, in a delta encoding, more
+//! than [`LENGTHS`] values, so that memory is bounded whatever the file says.
 
 use std::{
     fs::File,
@@ -13,8 +13,11 @@ use std::{
 
 use bytes::Bytes;
 use parquet::{
-    basic::{Compression, Type},
-    column::reader::ColumnReaderImpl,
+    basic::{Compression, Encoding, Type},
+    column::{
+        page::{Page, PageMetadata, PageReader},
+        reader::ColumnReaderImpl,
+    },
     data_type::ByteArrayType,
     errors::{ParquetError, Result as Parquet},
     file::{
@@ -30,6 +33,10 @@ use crate::{Error, disk};
 /// The largest page and footer. A writer that checks sizes once in a thousand rows makes pages of
 /// a hundred megabytes from books.
 const PAGE: usize = 128 << 20;
+
+/// Most values of a page in a delta encoding: eight bytes of lengths each are made before the first
+/// is read.
+const LENGTHS: u64 = PAGE as u64 / 8;
 
 /// Each row is a document, but for null.
 pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Result<(), Error> {
@@ -76,6 +83,7 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         let count = group.num_rows() as usize;
         let pages = guarded(|| SerializedPageReader::new(Arc::clone(&file), chunk, count, None))
             .map_err(|e| failed(row + 1, e))?;
+        let pages = Checked { pages, has_levels: column.max_def_level() > 0 };
         let mut reader =
             ColumnReaderImpl::<ByteArrayType>::new(Arc::clone(column), Box::new(pages));
         let (mut values, mut levels) = (Vec::new(), Vec::new());
@@ -141,6 +149,97 @@ impl ChunkReader for Pages {
     }
 }
 
+/// The pages of a column, none with too many lengths.
+struct Checked<P> {
+    pages: P,
+    /// Whether values may be null.
+    has_levels: bool,
+}
+
+impl<P: PageReader> Iterator for Checked<P> {
+    type Item = Parquet<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl<P: PageReader> PageReader for Checked<P> {
+    fn get_next_page(&mut self) -> Parquet<Option<Page>> {
+        let page = self.pages.get_next_page()?;
+        page.iter().try_for_each(|page| check_lengths(page, self.has_levels))?;
+        Ok(page)
+    }
+
+    fn peek_next_page(&mut self) -> Parquet<Option<PageMetadata>> {
+        self.pages.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Parquet<()> {
+        self.pages.skip_next_page()
+    }
+}
+
+/// Refuses a page with more than [`LENGTHS`] values in a delta encoding.
+fn check_lengths(page: &Page, has_levels: bool) -> Parquet<()> {
+    let kinds = match page.encoding() {
+        Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
+        Encoding::DELTA_BYTE_ARRAY => 2,
+        _ => return Ok(()),
+    };
+    let mut data = &page.buffer()[..];
+    let levels = match page {
+        Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
+            Some(*def_levels_byte_len as usize + *rep_levels_byte_len as usize)
+        }
+        Page::DataPage { def_level_encoding: Encoding::RLE, .. } if has_levels => {
+            let length = data.split_off(..4).and_then(|length| length.try_into().ok());
+            length.map(|length| u32::from_le_bytes(length) as usize)
+        }
+        _ => (!has_levels).then_some(0),
+    };
+    let damaged = || general("damaged lengths");
+    levels.and_then(|levels| data.split_off(..levels)).ok_or_else(damaged)?;
+    for _ in 0..kinds {
+        let count = skip_deltas(&mut data).ok_or_else(damaged)?;
+        if count > LENGTHS {
+            return Err(general(format!("a page of {count} values, more than {LENGTHS}")));
+        }
+    }
+    Ok(())
+}
+
+/// Skips numbers in the encoding DELTA_BINARY_PACKED, unless they are too many. Returns how many
+/// they are.
+fn skip_deltas(data: &mut &[u8]) -> Option<u64> {
+    let (block, parts, count) = (number(data)?, number(data)?, number(data)?);
+    number(data)?;
+    if count > LENGTHS {
+        return Some(count);
+    }
+    let part = block.checked_div(parts).filter(|&part| part > 0)?;
+    let mut left = count.saturating_sub(1);
+    while left > 0 {
+        number(data)?;
+        for &width in data.split_off(..usize::try_from(parts).ok()?)? {
+            if left == 0 {
+                break;
+            }
+            let bytes = u64::from(width).checked_mul(part)? / 8;
+            data.split_off(..usize::try_from(bytes).ok()?)?;
+            left = left.saturating_sub(part);
+        }
+    }
+    Some(count)
+}
+
+/// Takes a number in seven bits of each byte, the lowest first.
+fn number(data: &mut &[u8]) -> Option<u64> {
+    let length = data.iter().take(10).position(|byte| byte & 0x80 == 0)? + 1;
+    let bytes = data.split_off(..length)?;
+    Some(bytes.iter().rev().fold(0, |n: u64, byte| n << 7 | u64::from(byte & 0x7f)))
+}
+
 /// The reader panics at some kinds of damage.
 fn guarded<T>(read: impl FnOnce() -> Parquet<T>) -> Parquet<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(general("damaged data")))
@@ -153,13 +252,10 @@ fn general(problem: impl Into<String>) -> ParquetError {
 /// The size of a page, the second member of its header: in Thrift's compact protocol, each of the
 /// first is a byte (one on from the member before it, of type i32) and a zigzag number.
 fn uncompressed(mut head: &[u8]) -> Option<u64> {
-    let mut number = 0;
+    let mut size = 0;
     for _ in 0..2 {
         head = head.strip_prefix(&[0x15])?;
-        let length = head.iter().take(5).position(|byte| byte & 0x80 == 0)? + 1;
-        number =
-            head[..length].iter().rev().fold(0, |n: u64, byte| n << 7 | u64::from(byte & 0x7f));
-        head = &head[length..];
+        size = number(&mut head)?;
     }
-    (number & 1 == 0).then_some(number >> 1)
+    (size & 1 == 0).then_some(size >> 1)
 }

@@ -6,9 +6,16 @@ use super::*;
 use crate::data::{TokenizerKind, encoding::encode};
 
 #[cfg(feature = "parquet")]
+use ::parquet::basic::{Compression, Encoding};
+
+#[cfg(feature = "parquet")]
 fn parquet(texts: &[Option<&str>]) -> Vec<u8> {
+    parquet_in(texts, Encoding::PLAIN, Compression::SNAPPY)
+}
+
+#[cfg(feature = "parquet")]
+fn parquet_in(texts: &[Option<&str>], encoding: Encoding, compression: Compression) -> Vec<u8> {
     use ::parquet::{
-        basic::Compression,
         data_type::{ByteArray, ByteArrayType},
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
@@ -16,8 +23,9 @@ fn parquet(texts: &[Option<&str>]) -> Vec<u8> {
     let schema = "message corpus { required int64 id; optional binary text (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder()
-        .set_compression(Compression::SNAPPY)
+        .set_compression(compression)
         .set_dictionary_enabled(false)
+        .set_column_encoding("text".into(), encoding)
         .build();
     let mut bytes = Vec::new();
     let mut file = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
@@ -214,6 +222,31 @@ fn long_words_are_named_with_their_place() {
     let found = message("a.jsonl", &lines(&[Some("x"), Some(&text)]));
     assert!(found.contains("a.jsonl: line 2: the word at byte "), "{found}");
     assert!(ids("text", text.as_bytes(), None, TokenizerKind::Byte).is_ok());
+}
+
+/// A delta encoding has one or two blocks of lengths: each in turn claims 2^31 - 1 of them.
+#[cfg(feature = "parquet")]
+#[test]
+fn lengths_that_would_fill_the_memory_are_refused() {
+    let texts = [Some("first"), None, Some("second"), Some("third")];
+    for (encoding, blocks) in
+        [(Encoding::DELTA_LENGTH_BYTE_ARRAY, 1), (Encoding::DELTA_BYTE_ARRAY, 2)]
+    {
+        let good = parquet_in(&texts, encoding, Compression::UNCOMPRESSED);
+        let expected = ids("a.parquet", &parquet(&texts), None, TokenizerKind::Byte).unwrap();
+        assert_eq!(ids("a.parquet", &good, None, TokenizerKind::Byte).unwrap(), expected);
+        // Blocks of 128 numbers in 4 parts, and two numbers in the first row group.
+        let starts = (0..good.len()).filter(|&at| good[at..].starts_with(&[0x80, 1, 4, 2]));
+        let starts: Vec<_> = starts.collect();
+        assert_eq!(starts.len(), blocks, "{encoding}");
+        for at in starts {
+            let mut bytes = good.clone();
+            bytes[at + 3..at + 8].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x07]);
+            let error = ids("a.parquet", &bytes, None, TokenizerKind::Byte).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("row 1: a page of 2147483647 values"), "{error}");
+        }
+    }
 }
 
 /// Every byte changed in four ways: an error or tokens, but never a panic.

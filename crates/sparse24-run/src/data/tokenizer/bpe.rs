@@ -15,7 +15,10 @@ use tokenizers::{
     models::bpe::{BPE, BpeTrainer},
 };
 
-use super::gpt2::{merge, word};
+use super::{
+    FEWEST,
+    gpt2::{merge, word},
+};
 
 /// The tokens before a vocabulary, with fairseq's ids: of the beginning of a sentence, of padding,
 /// of its end, and of a piece that is not in the vocabulary.
@@ -25,14 +28,11 @@ pub(super) const SPECIAL: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 pub(super) const UNKNOWN: u32 = 3;
 
 /// Tokens before the merged ones: special ones and bytes.
-const FIRST: u32 = SPECIAL.len() as u32 + 256;
+const FIRST: u32 = FEWEST;
 
 /// The most bytes that are merged at a time, as the time grows with their square: a longer word is
 /// several.
 const LONGEST: usize = 64;
-
-/// The fewest tokens of a vocabulary.
-pub(crate) const FEWEST: u32 = FIRST;
 
 /// A vocabulary of merged bytes.
 #[derive(Debug, Clone)]
@@ -77,8 +77,9 @@ impl TryFrom<Merged> for Bpe {
         for (id, piece) in (FIRST..).zip(&pieces) {
             let bytes: Option<Vec<u8>> =
                 piece.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
-            let bytes = bytes.filter(|bytes| bytes.len() > 1);
-            let bytes = bytes.ok_or_else(|| format!("the token {id} is {piece:?}, not bytes"))?;
+            let bytes = bytes.filter(|bytes| (2..=LONGEST).contains(&bytes.len()));
+            let bytes =
+                bytes.ok_or_else(|| format!("the token {id} is not 2 to {LONGEST} bytes"))?;
             // Otherwise no word would ever be encoded with it.
             let has_parts = (1..bytes.len())
                 .any(|at| ids.contains_key(&bytes[..at]) && ids.contains_key(&bytes[at..]));
@@ -264,8 +265,9 @@ mod tests {
         for (pieces, expected) in [
             (&["ab", "ab"][..], "the tokens 260 and 261 are both"),
             (&["abc"], "is no pair of tokens before it"),
-            (&["a"], "not bytes"),
-            (&["a\u{3b1}"], "not bytes"),
+            (&["a"], "not 2 to 64 bytes"),
+            (&["a\u{3b1}"], "not 2 to 64 bytes"),
+            (&["a".repeat(65).as_str()], "not 2 to 64 bytes"),
         ] {
             let merged = Merged(pieces.iter().map(|&piece| piece.to_owned()).collect());
             let error = Bpe::try_from(merged).unwrap_err();

@@ -6,8 +6,12 @@ use super::{
     transformers::{Class, close, saved, trainer},
     *,
 };
+use std::path::Path;
+
+use serde_json::Value;
 use sparse24_train::{
     backend::op::HeadLoss,
+    model::DeitSpec,
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation},
 };
@@ -66,6 +70,31 @@ fn a_model_has_the_names_and_outputs_of_timm() {
         let (metrics, outputs) = trainer.predict(&Pictures, SHAPE.size).unwrap();
         close(name, &outputs, &class.logits.concat());
         close(name, &[metrics.loss() as f32], &[class.losses.iter().sum::<f32>() / 2.0]);
+    }
+}
+
+/// timm has a ratio instead of the width, and rounds their product down.
+#[test]
+fn every_width_of_a_feed_forward_comes_back() {
+    let spec = DeitSpec {
+        layers: 1,
+        heads: 4,
+        d_model: 44,
+        d_ff: 0,
+        image_size: 16,
+        patch_size: 4,
+        classes: 5,
+        activation: Activation::GeluErf,
+        sparsify: Sparsify::Ffn,
+        drop_path: 0.0,
+        label_smoothing: 0.0,
+    };
+    for (d_model, d_ff) in [(44, 60), (76, 212), (96, 384), (192, 4)] {
+        let spec = ModelSpec::Deit(DeitSpec { d_model, d_ff, ..spec });
+        let format = format(&spec);
+        let config = Value::from((format.fields)(&spec, None)).to_string();
+        let read = (format.read)(Path::new("config.json"), config.as_bytes());
+        assert_eq!(read.unwrap(), spec, "{config}");
     }
 }
 

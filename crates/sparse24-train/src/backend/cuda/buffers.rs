@@ -5,6 +5,7 @@
 //! never reaches the host.
 
 use half::bf16;
+use rayon::prelude::*;
 use sparse24_cuda::{Device, Matrix};
 
 use crate::{
@@ -127,13 +128,9 @@ impl Buffers {
         from: &[f32],
     ) -> Result<(), Error> {
         match &self.0[to.buffer].data {
-            Data::Activation(_) => {
-                let from: Vec<bf16> = from.iter().copied().map(bf16::from_f32).collect();
-                Ok(device.upload(self.activations(to), &from)?)
-            }
+            Data::Activation(_) => upload_rounded(device, self.activations(to), from),
             Data::Weight { .. } => {
-                let copied: Vec<bf16> = from.iter().copied().map(bf16::from_f32).collect();
-                device.upload(self.copy_of(to), &copied)?;
+                upload_rounded(device, self.copy_of(to), from)?;
                 Ok(device.upload(self.floats(to), from)?)
             }
             _ => Ok(device.upload(self.floats(to), from)?),
@@ -178,4 +175,14 @@ impl Buffers {
         }
         Ok(device.fill_bytes(self.floats(t), 0)?)
     }
+}
+
+fn upload_rounded(device: &mut Device, to: Matrix<bf16>, from: &[f32]) -> Result<(), Error> {
+    /// Values that a task rounds.
+    const RUN: usize = 1 << 14;
+    Ok(device.upload_with(to, from.len(), |staged| {
+        staged.par_chunks_mut(RUN).zip(from.par_chunks(RUN)).for_each(|(staged, from)| {
+            staged.iter_mut().zip(from).for_each(|(to, &x)| *to = bf16::from_f32(x));
+        });
+    })?)
 }

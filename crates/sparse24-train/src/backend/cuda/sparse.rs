@@ -1,6 +1,6 @@
 //! Masks and compressed operands on a GPU.
 
-use sparse24_cuda::{mvue, permute, prune, search};
+use sparse24_cuda::{compressed::Compressed, mvue, permute, prune, search};
 
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
@@ -22,10 +22,15 @@ impl CudaBackend {
             SparseOp::CompressWeight(op) => self.compress_weight(op),
             SparseOp::MvueCompress(op) => {
                 let (dz, Gradient24(out)) = (self.buffers.activations(op.dz), op.out);
-                let out = self.gradients24[out].narrowed(dz.shape()[0]);
+                let out = self.sampled(out, dz.shape()[0]);
                 Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
             }
         }
+    }
+
+    /// The memory of a sampled gradient, for p tokens.
+    pub(super) fn sampled(&self, gradient: usize, p: usize) -> Compressed {
+        self.gradients24[gradient].narrowed(p.next_multiple_of(4))
     }
 
     fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result<(), Error> {

@@ -445,7 +445,8 @@ mod tests {
     fn random_tokens_cover_the_vocabulary_and_targets_follow_inputs() {
         let mut batch = Batch::default();
         let (tokens, vocabulary, sequence_length) = (1000, 65, 100);
-        let batches = RandomTokens { tokens, vocabulary, pixels: 0, sequence_length };
+        let batches =
+            RandomTokens { tokens, vocabulary, pixels: 0, translates: false, sequence_length };
         batches.fill(3, 1, &mut batch).unwrap();
         let Batch { tokens: inputs, targets, .. } = batch;
         assert_eq!((inputs.len(), &inputs[1..]), (1000, &targets[..999]));
