@@ -1,7 +1,8 @@
 // What the kernels of attention share: geometry, visibility, dropout.
 //
-// A workgroup of 256 has sixteen rows of one head, and sixteen of the other operand at a time.
-// Columns of a row are in registers, every sixteenth in one invocation: at most 128.
+// A workgroup of 64 has 32 rows of one head, and 32 of the other operand at a time. An invocation
+// has four of each: 4x4 scores. Of the output, it has four columns in every 32, at most 128, of its
+// four rows, in registers.
 
 struct Constants {
     q_offset: u32,
@@ -39,7 +40,13 @@ struct Constants {
 }
 @group(0) @binding(0) var<uniform> c: Constants;
 
-var<workgroup> first_tile: array<f32, 256>;
+// The numbers of each row of the other operand for each four rows.
+var<workgroup> first_tile: array<vec4<f32>, 256>;
+var<workgroup> second_tile: array<vec4<f32>, 256>;
+
+fn four(first: u32) -> vec4<u32> {
+    return vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+}
 
 // Keys that a query sees among `limit`.
 fn visible(query: u32, limit: u32) -> u32 {
@@ -48,10 +55,19 @@ fn visible(query: u32, limit: u32) -> u32 {
 }
 
 // The factor of a probability.
-fn kept(task: u32, query: u32, key: u32) -> f32 {
-    if c.drops == 0u {
-        return 1.0;
-    }
-    let element = (task * c.queries + query) * c.keys + key;
+fn kept_one(element: u32) -> f32 {
     return select(0.0, c.kept_scale, (philox(element / 4u, c.site)[element % 4u] >> 8u) >= c.least);
+}
+
+// The factors of the probabilities of a query and four keys.
+fn kept(task: u32, query: u32, keys: vec4<u32>) -> vec4<f32> {
+    if c.drops == 0u {
+        return vec4<f32>(1.0);
+    }
+    let e = (task * c.queries + query) * c.keys + keys;
+    return vec4<f32>(kept_one(e.x), kept_one(e.y), kept_one(e.z), kept_one(e.w));
+}
+
+fn exp_four(x: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(exp_of(x.x), exp_of(x.y), exp_of(x.z), exp_of(x.w));
 }

@@ -15,28 +15,57 @@
 @group(0) @binding(8) var<storage, read> lengths: array<u32>;
 @group(0) @binding(9) var<storage, read_write> gradient: array<f32>;
 
-var<workgroup> second_tile: array<f32, 256>;
-
-struct Pair {
-    // The probability after dropout.
-    p: f32,
-    ds: f32,
+// Columns are queries, rows are keys.
+struct Scores {
+    // The probabilities after dropout.
+    p: mat4x4<f32>,
+    ds: mat4x4<f32>,
 }
 
-// One query and key that sees it, by the places of their rows.
-fn pair(task: u32, query: u32, key: u32, q_row: u32, k_row: u32, v_row: u32, do_row: u32) -> Pair {
-    var score = 0.0;
-    var dp = 0.0;
+// The probabilities of a query and four keys, and their gradients, from the scores and dP.
+fn of_query(task: u32, query: u32, keys: vec4<u32>, limit: u32, s: vec4<f32>, dp: vec4<f32>)
+    -> array<vec4<f32>, 2> {
+    let row = min(query, c.queries - 1u);
+    let seen = select(0u, visible(query, limit), query < c.queries);
+    let log = lse[c.lse_offset + task * c.lse_stride + row];
+    let p = select(vec4<f32>(), exp_four(s * c.scale - log), keys < vec4<u32>(seen));
+    let factor = kept(task, query, keys);
+    let ds = p * (dp * factor - delta[task * c.queries + row]);
+    return array<vec4<f32>, 2>(p * factor, ds);
+}
+
+// Four queries and four keys.
+fn scores(task: u32, queries: vec4<u32>, keys: vec4<u32>, limit: u32) -> Scores {
+    let sequence = task / c.heads;
+    let column = task % c.heads * c.width;
+    let query = sequence * c.queries + min(queries, vec4<u32>(c.queries - 1u));
+    let key = sequence * c.keys + min(keys, vec4<u32>(c.keys - 1u));
+    let of_q = c.q_offset + column + query * c.q_stride;
+    let of_o = c.o_offset + column + query * c.o_stride;
+    let of_k = c.k_offset + column + key * c.k_stride;
+    let of_v = c.v_offset + column + key * c.v_stride;
+    var s = mat4x4<f32>();
+    var dp = mat4x4<f32>();
     for (var j = 0u; j < c.width; j += 1u) {
-        score += q[q_row + j] * k[k_row + j];
-        dp += d_o[do_row + j] * v[v_row + j];
+        let k_j = vec4<f32>(k[of_k.x + j], k[of_k.y + j], k[of_k.z + j], k[of_k.w + j]);
+        let v_j = vec4<f32>(v[of_v.x + j], v[of_v.y + j], v[of_v.z + j], v[of_v.w + j]);
+        s[0] += q[of_q.x + j] * k_j;
+        s[1] += q[of_q.y + j] * k_j;
+        s[2] += q[of_q.z + j] * k_j;
+        s[3] += q[of_q.w + j] * k_j;
+        dp[0] += d_o[of_o.x + j] * v_j;
+        dp[1] += d_o[of_o.y + j] * v_j;
+        dp[2] += d_o[of_o.z + j] * v_j;
+        dp[3] += d_o[of_o.w + j] * v_j;
     }
-    let p = exp_of(score * c.scale - lse[c.lse_offset + task * c.lse_stride + query]);
-    let factor = kept(task, query, key);
-    return Pair(p * factor, p * (dp * factor - delta[task * c.queries + query]));
+    let x = of_query(task, queries.x, keys, limit, s[0], dp[0]);
+    let y = of_query(task, queries.y, keys, limit, s[1], dp[1]);
+    let z = of_query(task, queries.z, keys, limit, s[2], dp[2]);
+    let w = of_query(task, queries.w, keys, limit, s[3], dp[3]);
+    return Scores(mat4x4<f32>(x[0], y[0], z[0], w[0]), mat4x4<f32>(x[1], y[1], z[1], w[1]));
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(64)
 fn attention_dq(
     @builtin(local_invocation_index) t: u32,
     @builtin(workgroup_id) id: vec3<u32>,
@@ -47,58 +76,64 @@ fn attention_dq(
         return;
     }
     let task = group / c.blocks;
-    let first_query = group % c.blocks * 16u;
+    let first_query = group % c.blocks * 32u;
     let sequence = task / c.heads;
     let column = task % c.heads * c.width;
-    let i = t / 16u;
-    let lane = t % 16u;
-    let query = min(first_query + i, c.queries - 1u);
+    let rows = t / 8u;
+    let lane = t % 8u;
+    let queries = four(first_query + 4u * rows);
     let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
-    let seen = visible(query, limit);
-    let end = visible(min(first_query + 15u, c.queries - 1u), limit);
-    let row = sequence * c.queries + query;
+    let end = visible(min(first_query + 31u, c.queries - 1u), limit);
     let k_at = c.k_offset + sequence * c.keys * c.k_stride + column;
-    let v_at = c.v_offset + sequence * c.keys * c.v_stride + column;
-    var sums = array<f32, 8>();
-    for (var first = 0u; first < end; first += 16u) {
-        let key = first + lane;
-        var ds = 0.0;
-        if key < seen {
-            ds = pair(
-                task, query, key,
-                c.q_offset + row * c.q_stride + column,
-                k_at + key * c.k_stride,
-                v_at + key * c.v_stride,
-                c.o_offset + row * c.o_stride + column,
-            ).ds;
-        }
+    var sums = array<vec4<f32>, 16>();
+    for (var first = 0u; first < end; first += 32u) {
+        let ds = transpose(scores(task, queries, four(first + 4u * lane), limit).ds);
         workgroupBarrier();
-        first_tile[t] = ds;
+        let to = 32u * lane + rows;
+        first_tile[to] = ds[0];
+        first_tile[to + 8u] = ds[1];
+        first_tile[to + 16u] = ds[2];
+        first_tile[to + 24u] = ds[3];
         workgroupBarrier();
-        let rows = min(16u, end - first);
-        for (var at = 0u; at < 8u; at += 1u) {
-            let j = lane + 16u * at;
-            if j < c.width {
-                var value = sums[at];
-                for (var r = 0u; r < rows; r += 1u) {
-                    value += first_tile[16u * i + r] * k[k_at + (first + r) * c.k_stride + j];
-                }
-                sums[at] = value;
+        let count = min(32u, end - first);
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let j = k_at + min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            var x = sums[4u * at];
+            var y = sums[4u * at + 1u];
+            var z = sums[4u * at + 2u];
+            var w = sums[4u * at + 3u];
+            for (var i = 0u; i < count; i += 1u) {
+                let weight = first_tile[8u * i + rows];
+                let place = j + (first + i) * c.k_stride;
+                let value = vec4<f32>(k[place.x], k[place.y], k[place.z], k[place.w]);
+                x += weight.x * value;
+                y += weight.y * value;
+                z += weight.z * value;
+                w += weight.w * value;
             }
+            sums[4u * at] = x;
+            sums[4u * at + 1u] = y;
+            sums[4u * at + 2u] = z;
+            sums[4u * at + 3u] = w;
         }
     }
-    if first_query + i >= c.queries {
-        return;
-    }
-    for (var at = 0u; at < 8u; at += 1u) {
-        let j = lane + 16u * at;
-        if j < c.width {
-            gradient[c.d_offset + row * c.d_stride + column + j] = sums[at] * c.scale;
+    for (var i = 0u; i < 4u; i += 1u) {
+        let query = first_query + 4u * rows + i;
+        if query >= c.queries {
+            return;
+        }
+        let to = c.d_offset + (sequence * c.queries + query) * c.d_stride + column;
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let values = sums[4u * at + i] * c.scale;
+            let j = 32u * at + 4u * lane;
+            for (var n = 0u; n < min(4u, max(c.width, j) - j); n += 1u) {
+                gradient[to + j + n] = values[n];
+            }
         }
     }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(64)
 fn attention_dkv(
     @builtin(local_invocation_index) t: u32,
     @builtin(workgroup_id) id: vec3<u32>,
@@ -109,62 +144,81 @@ fn attention_dkv(
         return;
     }
     let task = group / c.blocks;
-    let first_key = group % c.blocks * 16u;
+    let first_key = group % c.blocks * 32u;
     let sequence = task / c.heads;
     let column = task % c.heads * c.width;
-    let i = t / 16u;
-    let lane = t % 16u;
-    let key = min(first_key + i, c.keys - 1u);
+    let rows = t / 8u;
+    let lane = t % 8u;
+    let keys = four(first_key + 4u * rows);
     let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
-    let row = sequence * c.keys + key;
     let q_at = c.q_offset + sequence * c.queries * c.q_stride + column;
     let do_at = c.o_offset + sequence * c.queries * c.o_stride + column;
     // The first query that sees the first key.
     let begin = select(0u, max(first_key + c.queries, c.keys) - c.keys, c.causal != 0u);
     let end = select(0u, c.queries, first_key < limit);
-    var dk = array<f32, 8>();
-    var dv = array<f32, 8>();
-    for (var first = begin; first < end; first += 16u) {
-        let query = first + lane;
-        var computed = Pair(0.0, 0.0);
-        if query < c.queries && key < visible(query, limit) {
-            computed = pair(
-                task, query, key,
-                q_at + query * c.q_stride,
-                c.k_offset + row * c.k_stride + column,
-                c.v_offset + row * c.v_stride + column,
-                do_at + query * c.o_stride,
+    var dk = array<vec4<f32>, 16>();
+    var dv = array<vec4<f32>, 16>();
+    for (var first = begin; first < end; first += 32u) {
+        let computed = scores(task, four(first + 4u * lane), keys, limit);
+        workgroupBarrier();
+        let to = 32u * lane + rows;
+        first_tile[to] = computed.ds[0];
+        first_tile[to + 8u] = computed.ds[1];
+        first_tile[to + 16u] = computed.ds[2];
+        first_tile[to + 24u] = computed.ds[3];
+        second_tile[to] = computed.p[0];
+        second_tile[to + 8u] = computed.p[1];
+        second_tile[to + 16u] = computed.p[2];
+        second_tile[to + 24u] = computed.p[3];
+        workgroupBarrier();
+        let count = min(32u, end - first);
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let j = min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            var of_k = mat4x4<f32>(
+                dk[4u * at], dk[4u * at + 1u], dk[4u * at + 2u], dk[4u * at + 3u],
             );
-        }
-        workgroupBarrier();
-        first_tile[t] = computed.ds;
-        second_tile[t] = computed.p;
-        workgroupBarrier();
-        let rows = min(16u, end - first);
-        for (var at = 0u; at < 8u; at += 1u) {
-            let j = lane + 16u * at;
-            if j < c.width {
-                var of_k = dk[at];
-                var of_v = dv[at];
-                for (var r = 0u; r < rows; r += 1u) {
-                    of_k += first_tile[16u * i + r] * q[q_at + (first + r) * c.q_stride + j];
-                    of_v += second_tile[16u * i + r] * d_o[do_at + (first + r) * c.o_stride + j];
-                }
-                dk[at] = of_k;
-                dv[at] = of_v;
+            var of_v = mat4x4<f32>(
+                dv[4u * at], dv[4u * at + 1u], dv[4u * at + 2u], dv[4u * at + 3u],
+            );
+            for (var i = 0u; i < count; i += 1u) {
+                let ds = first_tile[8u * i + rows];
+                let p = second_tile[8u * i + rows];
+                let from_q = q_at + (first + i) * c.q_stride + j;
+                let from_o = do_at + (first + i) * c.o_stride + j;
+                let q_i = vec4<f32>(q[from_q.x], q[from_q.y], q[from_q.z], q[from_q.w]);
+                let o_i = vec4<f32>(d_o[from_o.x], d_o[from_o.y], d_o[from_o.z], d_o[from_o.w]);
+                of_k[0] += ds.x * q_i;
+                of_k[1] += ds.y * q_i;
+                of_k[2] += ds.z * q_i;
+                of_k[3] += ds.w * q_i;
+                of_v[0] += p.x * o_i;
+                of_v[1] += p.y * o_i;
+                of_v[2] += p.z * o_i;
+                of_v[3] += p.w * o_i;
+            }
+            for (var i = 0u; i < 4u; i += 1u) {
+                dk[4u * at + i] = of_k[i];
+                dv[4u * at + i] = of_v[i];
             }
         }
     }
-    if first_key + i >= c.keys {
-        return;
-    }
-    for (var at = 0u; at < 8u; at += 1u) {
-        let j = lane + 16u * at;
-        if j < c.width && (c.writes & 1u) != 0u {
-            gradient[c.d_offset + row * c.d_stride + column + j] = dk[at] * c.scale;
+    for (var i = 0u; i < 4u; i += 1u) {
+        if first_key + 4u * rows + i >= c.keys {
+            return;
         }
-        if j < c.width && (c.writes & 2u) != 0u {
-            gradient[c.second_offset + row * c.second_stride + column + j] = dv[at];
+        let row = sequence * c.keys + first_key + 4u * rows + i;
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let of_k = dk[4u * at + i] * c.scale;
+            let of_v = dv[4u * at + i];
+            let j = 32u * at + 4u * lane;
+            for (var n = 0u; n < min(4u, max(c.width, j) - j); n += 1u) {
+                if (c.writes & 1u) != 0u {
+                    gradient[c.d_offset + row * c.d_stride + column + j + n] = of_k[n];
+                }
+                if (c.writes & 2u) != 0u {
+                    gradient[c.second_offset + row * c.second_stride + column + j + n] = of_v[n];
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 // in   q f32 [batch*queries,heads*width]; k, v f32 [batch*keys,heads*width]; lengths u32 [batch]
 // out  o f32, the shape of q; lse, the bits of f32 [batch*heads,queries]; overwritten
 // pre  width at most 128; fewer than 2^32 probabilities
-// acc  f32: keys in blocks of sixteen with a running maximum
+// acc  f32: keys in blocks of 32 with a running maximum
 // ref  sparse24_cpu::attention
 
 @group(0) @binding(2) var<storage, read> q: array<f32>;
@@ -12,12 +12,43 @@
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-var<workgroup> second_tile: array<f32, 256>;
-
 // Below every score.
 const LEAST: f32 = -3e38;
 
-@compute @workgroup_size(256)
+var<workgroup> partial: array<vec4<f32>, 64>;
+
+// The maxima of four rows over the eight invocations that share them.
+fn row_max(t: u32, x: vec4<f32>) -> vec4<f32> {
+    workgroupBarrier();
+    partial[t] = x;
+    workgroupBarrier();
+    var most = x;
+    for (var i = 0u; i < 8u; i += 1u) {
+        most = max(most, partial[(t & 56u) + i]);
+    }
+    return most;
+}
+
+fn row_sum(t: u32, x: vec4<f32>) -> vec4<f32> {
+    workgroupBarrier();
+    partial[t] = x;
+    workgroupBarrier();
+    var sum = vec4<f32>();
+    for (var i = 0u; i < 8u; i += 1u) {
+        sum += partial[(t & 56u) + i];
+    }
+    return sum;
+}
+
+fn largest(x: vec4<f32>) -> f32 {
+    return max(max(x.x, x.y), max(x.z, x.w));
+}
+
+fn total(x: vec4<f32>) -> f32 {
+    return (x.x + x.y) + (x.z + x.w);
+}
+
+@compute @workgroup_size(64)
 fn attention_forward(
     @builtin(local_invocation_index) t: u32,
     @builtin(workgroup_id) id: vec3<u32>,
@@ -28,72 +59,106 @@ fn attention_forward(
         return;
     }
     let task = group / c.blocks;
-    let first_query = group % c.blocks * 16u;
+    let first_query = group % c.blocks * 32u;
     let sequence = task / c.heads;
     let column = task % c.heads * c.width;
-    let i = t / 16u;
-    let lane = t % 16u;
-    let query = min(first_query + i, c.queries - 1u);
+    let rows = t / 8u;
+    let lane = t % 8u;
+    let queries = min(four(first_query + 4u * rows), vec4<u32>(c.queries - 1u));
     let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
-    let seen = visible(query, limit);
-    let end = visible(min(first_query + 15u, c.queries - 1u), limit);
-    let q_at = c.q_offset + (sequence * c.queries + query) * c.q_stride + column;
+    let seen = vec4<u32>(
+        visible(queries.x, limit),
+        visible(queries.y, limit),
+        visible(queries.z, limit),
+        visible(queries.w, limit),
+    );
+    let end = visible(min(first_query + 31u, c.queries - 1u), limit);
+    let q_at = c.q_offset + (sequence * c.queries + queries) * c.q_stride + column;
     let k_at = c.k_offset + sequence * c.keys * c.k_stride + column;
     let v_at = c.v_offset + sequence * c.keys * c.v_stride + column;
-    var sums = array<f32, 8>();
-    var maximum = LEAST;
-    var sum = 0.0;
-    for (var first = 0u; first < end; first += 16u) {
-        let key = first + lane;
-        let row = k_at + min(key, c.keys - 1u) * c.k_stride;
-        var score = 0.0;
+    var sums = array<vec4<f32>, 16>();
+    var maximum = vec4<f32>(LEAST);
+    var sum = vec4<f32>();
+    for (var first = 0u; first < end; first += 32u) {
+        let keys = four(first + 4u * lane);
+        let of_k = k_at + min(keys, vec4<u32>(c.keys - 1u)) * c.k_stride;
+        var x = vec4<f32>();
+        var y = vec4<f32>();
+        var z = vec4<f32>();
+        var w = vec4<f32>();
         for (var j = 0u; j < c.width; j += 1u) {
-            score += q[q_at + j] * k[row + j];
+            let key = vec4<f32>(k[of_k.x + j], k[of_k.y + j], k[of_k.z + j], k[of_k.w + j]);
+            x += q[q_at.x + j] * key;
+            y += q[q_at.y + j] * key;
+            z += q[q_at.z + j] * key;
+            w += q[q_at.w + j] * key;
         }
-        score = select(LEAST, score * c.scale, key < seen);
-        workgroupBarrier();
-        first_tile[t] = score;
-        workgroupBarrier();
-        var next = maximum;
-        for (var j = 0u; j < 16u; j += 1u) {
-            next = max(next, first_tile[16u * i + j]);
-        }
-        let weight = select(0.0, exp_of(score - next), key < seen);
-        workgroupBarrier();
-        first_tile[t] = weight;
-        second_tile[t] = weight * kept(task, query, key);
-        workgroupBarrier();
-        let shrink = exp_of(maximum - next);
+        let least = vec4<f32>(LEAST);
+        x = select(least, x * c.scale, keys < vec4<u32>(seen.x));
+        y = select(least, y * c.scale, keys < vec4<u32>(seen.y));
+        z = select(least, z * c.scale, keys < vec4<u32>(seen.z));
+        w = select(least, w * c.scale, keys < vec4<u32>(seen.w));
+        let most = vec4<f32>(largest(x), largest(y), largest(z), largest(w));
+        let next = max(maximum, row_max(t, most));
+        x = select(vec4<f32>(), exp_four(x - next.x), keys < vec4<u32>(seen.x));
+        y = select(vec4<f32>(), exp_four(y - next.y), keys < vec4<u32>(seen.y));
+        z = select(vec4<f32>(), exp_four(z - next.z), keys < vec4<u32>(seen.z));
+        w = select(vec4<f32>(), exp_four(w - next.w), keys < vec4<u32>(seen.w));
+        let shrink = exp_four(maximum - next);
         maximum = next;
-        sum *= shrink;
-        for (var j = 0u; j < 16u; j += 1u) {
-            sum += first_tile[16u * i + j];
+        sum = sum * shrink + row_sum(t, vec4<f32>(total(x), total(y), total(z), total(w)));
+        let weights = transpose(mat4x4<f32>(
+            x * kept(task, queries.x, keys),
+            y * kept(task, queries.y, keys),
+            z * kept(task, queries.z, keys),
+            w * kept(task, queries.w, keys),
+        ));
+        let to = 32u * lane + rows;
+        first_tile[to] = weights[0];
+        first_tile[to + 8u] = weights[1];
+        first_tile[to + 16u] = weights[2];
+        first_tile[to + 24u] = weights[3];
+        workgroupBarrier();
+        let count = min(32u, end - first);
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let j = v_at + min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            x = sums[4u * at] * shrink.x;
+            y = sums[4u * at + 1u] * shrink.y;
+            z = sums[4u * at + 2u] * shrink.z;
+            w = sums[4u * at + 3u] * shrink.w;
+            for (var i = 0u; i < count; i += 1u) {
+                let weight = first_tile[8u * i + rows];
+                let place = j + (first + i) * c.v_stride;
+                let value = vec4<f32>(v[place.x], v[place.y], v[place.z], v[place.w]);
+                x += weight.x * value;
+                y += weight.y * value;
+                z += weight.z * value;
+                w += weight.w * value;
+            }
+            sums[4u * at] = x;
+            sums[4u * at + 1u] = y;
+            sums[4u * at + 2u] = z;
+            sums[4u * at + 3u] = w;
         }
-        let rows = min(16u, end - first);
-        for (var at = 0u; at < 8u; at += 1u) {
-            let j = lane + 16u * at;
-            if j < c.width {
-                var value = sums[at] * shrink;
-                for (var r = 0u; r < rows; r += 1u) {
-                    value += second_tile[16u * i + r] * v[v_at + (first + r) * c.v_stride + j];
-                }
-                sums[at] = value;
+    }
+    for (var i = 0u; i < 4u; i += 1u) {
+        let query = first_query + 4u * rows + i;
+        if query >= c.queries {
+            return;
+        }
+        let inverse = select(0.0, 1.0 / sum[i], seen[i] > 0u);
+        let to = c.o_offset + (sequence * c.queries + query) * c.o_stride + column;
+        for (var at = 0u; 32u * at < c.width; at += 1u) {
+            let values = sums[4u * at + i] * inverse;
+            let j = 32u * at + 4u * lane;
+            for (var n = 0u; n < min(4u, max(c.width, j) - j); n += 1u) {
+                o[to + j + n] = values[n];
             }
         }
-    }
-    if first_query + i >= c.queries {
-        return;
-    }
-    let inverse = select(0.0, 1.0 / sum, seen > 0u);
-    let to = c.o_offset + (sequence * c.queries + query) * c.o_stride + column;
-    for (var at = 0u; at < 8u; at += 1u) {
-        let j = lane + 16u * at;
-        if j < c.width {
-            o[to + j] = sums[at] * inverse;
+        if lane == 0u {
+            let log = bitcast<u32>(maximum[i] + log_of(max(sum[i], 1.0)));
+            lse[c.lse_offset + task * c.lse_stride + query] =
+                select(0xff800000u, log, seen[i] > 0u);
         }
-    }
-    if lane == 0u {
-        let log = bitcast<u32>(maximum + log_of(max(sum, 1.0)));
-        lse[c.lse_offset + task * c.lse_stride + query] = select(0xff800000u, log, seen > 0u);
     }
 }

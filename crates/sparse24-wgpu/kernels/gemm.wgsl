@@ -41,10 +41,24 @@ fn b_at(k: u32, j: u32) -> f32 {
     return select(0.0, value, j < c.n && k < c.k);
 }
 
-// The part of a tile that an invocation loads, [along k, four along m or n]: neighbours load
-// neighbouring memory.
-fn part(t: u32, k_is_contiguous: bool) -> vec2<u32> {
-    return select(vec2<u32>(t / 16u, t % 16u), vec2<u32>(t % 16u, t / 16u), k_is_contiguous);
+// Four elements of a tile: [along k, four along m or n]. Neighbours load neighbouring memory.
+fn part(number: u32, k_is_contiguous: bool) -> vec2<u32> {
+    let along = vec2<u32>(number / 16u, number % 16u);
+    return select(along, along.yx, k_is_contiguous);
+}
+
+fn load_a(first_row: u32, first: u32, at: vec2<u32>) {
+    let i = first_row + 4u * at.y;
+    let k = first + at.x;
+    a_tile[16u * at.x + at.y] =
+        vec4<f32>(a_at(i, k), a_at(i + 1u, k), a_at(i + 2u, k), a_at(i + 3u, k));
+}
+
+fn load_b(first_column: u32, first: u32, at: vec2<u32>) {
+    let j = first_column + 4u * at.y;
+    let k = first + at.x;
+    b_tile[16u * at.x + at.y] =
+        vec4<f32>(b_at(k, j), b_at(k, j + 1u), b_at(k, j + 2u), b_at(k, j + 3u));
 }
 
 fn store(i: u32, j: u32, values: vec4<f32>) {
@@ -66,7 +80,15 @@ fn store(i: u32, j: u32, values: vec4<f32>) {
     }
 }
 
-@compute @workgroup_size(256)
+fn store_four(i: u32, j: u32, values: mat4x4<f32>) {
+    store(i, j, values[0]);
+    store(i + 1u, j, values[1]);
+    store(i + 2u, j, values[2]);
+    store(i + 3u, j, values[3]);
+}
+
+// Four rows and four columns of each quarter of a tile for each invocation.
+@compute @workgroup_size(64)
 fn gemm(
     @builtin(local_invocation_index) t: u32,
     @builtin(workgroup_id) id: vec3<u32>,
@@ -76,40 +98,46 @@ fn gemm(
     let columns = (c.n + 63u) / 64u;
     let first_row = group / columns * 64u;
     let first_column = group % columns * 64u;
-    let of_a = part(t, c.a_column == 1u);
-    let of_b = part(t, c.b_row == 1u);
-    let row = t / 16u;
-    let column = t % 16u;
-    var sum0 = vec4<f32>();
-    var sum1 = vec4<f32>();
-    var sum2 = vec4<f32>();
-    var sum3 = vec4<f32>();
+    let row = t / 8u;
+    let column = t % 8u;
+    var sums00 = mat4x4<f32>();
+    var sums01 = mat4x4<f32>();
+    var sums10 = mat4x4<f32>();
+    var sums11 = mat4x4<f32>();
     for (var first = 0u; first < c.k; first += 16u) {
-        let i = first_row + 4u * of_a.y;
-        let j = first_column + 4u * of_b.y;
-        let a_k = first + of_a.x;
-        let b_k = first + of_b.x;
-        let from_a = vec4<f32>(a_at(i, a_k), a_at(i + 1u, a_k), a_at(i + 2u, a_k), a_at(i + 3u,
-            a_k));
-        let from_b = vec4<f32>(b_at(b_k, j), b_at(b_k, j + 1u), b_at(b_k, j + 2u), b_at(b_k, j
-            + 3u));
         workgroupBarrier();
-        a_tile[16u * of_a.x + of_a.y] = from_a;
-        b_tile[16u * of_b.x + of_b.y] = from_b;
+        for (var number = t; number < 256u; number += 64u) {
+            load_a(first_row, first, part(number, c.a_column == 1u));
+            load_b(first_column, first, part(number, c.b_row == 1u));
+        }
         workgroupBarrier();
         for (var k = 0u; k < 16u; k += 1u) {
-            let x = a_tile[16u * k + row];
-            let y = b_tile[16u * k + column];
-            sum0 += x.x * y;
-            sum1 += x.y * y;
-            sum2 += x.z * y;
-            sum3 += x.w * y;
+            let x0 = a_tile[16u * k + row];
+            let x1 = a_tile[16u * k + row + 8u];
+            let y0 = b_tile[16u * k + column];
+            let y1 = b_tile[16u * k + column + 8u];
+            sums00[0] += x0.x * y0;
+            sums00[1] += x0.y * y0;
+            sums00[2] += x0.z * y0;
+            sums00[3] += x0.w * y0;
+            sums01[0] += x0.x * y1;
+            sums01[1] += x0.y * y1;
+            sums01[2] += x0.z * y1;
+            sums01[3] += x0.w * y1;
+            sums10[0] += x1.x * y0;
+            sums10[1] += x1.y * y0;
+            sums10[2] += x1.z * y0;
+            sums10[3] += x1.w * y0;
+            sums11[0] += x1.x * y1;
+            sums11[1] += x1.y * y1;
+            sums11[2] += x1.z * y1;
+            sums11[3] += x1.w * y1;
         }
     }
     let i = first_row + 4u * row;
     let j = first_column + 4u * column;
-    store(i, j, sum0);
-    store(i + 1u, j, sum1);
-    store(i + 2u, j, sum2);
-    store(i + 3u, j, sum3);
+    store_four(i, j, sums00);
+    store_four(i, j + 32u, sums01);
+    store_four(i + 32u, j, sums10);
+    store_four(i + 32u, j + 32u, sums11);
 }

@@ -8,7 +8,7 @@ use crate::{Device, Error, GROUP, Matrix, dropout::least, error::check_shape, ke
 pub const MAX_HEAD_WIDTH: usize = 128;
 
 /// Rows of a workgroup.
-const ROWS: usize = 16;
+const ROWS: usize = 32;
 
 /// o = dropout(softmax(mask(q k^T / sqrt(width)))) v for every sequence and head.
 #[derive(Debug, Clone, Copy)]
