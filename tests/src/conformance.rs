@@ -62,6 +62,11 @@ fn drawn() -> impl Strategy<Value = Draw> {
     )
 }
 
+/// A processor takes the place of a GPU, so that less is drawn.
+fn is_imitated(backend: &dyn Backend) -> bool {
+    backend.device().description.contains("llvmpipe")
+}
+
 /// Runs one operation of the suite.
 ///
 /// # Panics
@@ -71,7 +76,7 @@ pub fn check(name: &str, open: Open<'_>) {
         return methods::check(open);
     }
     let Some(backend) = open() else { return };
-    let is_imitated = backend.device().description.contains("llvmpipe");
+    let is_imitated = is_imitated(&*backend);
     let backend = RefCell::new(backend);
     let run = |draw: &Draw| sparse24_conformance::check(name, &mut **backend.borrow_mut(), draw);
     fixed().for_each(|draw| run(&draw));

@@ -77,7 +77,7 @@ pub struct AttentionOperands {
 /// Activations kept for the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionActivations {
-    /// What the forward pass multiplied, and its output.
+    /// The operands of the forward pass, and its output.
     pub operands: AttentionOperands,
     /// Log of the sum of exponentials `[batch * heads, queries]`.
     lse: Tensor,
