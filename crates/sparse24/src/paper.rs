@@ -86,11 +86,13 @@ mod tests {
                     panic!("{name}: {command}: {error}");
                 }
                 parsed += 1;
+                if words[1] == "study" {
+                    assert!(root.join(&words[2]).is_file(), "{name}: {command}");
+                }
                 for pair in words.windows(2) {
                     let is_known = match pair[0].as_str() {
                         "--preset" | "--step" => PRESETS.iter().any(|of| of.name == pair[1]),
                         "--method" => method::PRESETS.iter().any(|of| of.name == pair[1]),
-                        "study" => root.join(&pair[1]).is_file(),
                         _ => true,
                     };
                     assert!(is_known, "{name}: {command}: {} {}", pair[0], pair[1]);

@@ -109,8 +109,8 @@ impl Device {
             Height: shape[0],
         };
         // SAFETY: device rows lie within an allocation of this device, host rows within memory of
-        // the caller. The driver copies pageable source memory aside before it returns, and whoever
-        // reads the destination waits for the copy first.
+        // the caller. The driver copies pageable source memory aside before it returns, `staging`
+        // reuses pinned memory after the copy, and whoever reads the destination waits for it.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }
             .result()
             .map_err(|error| self.failed(what, error))

@@ -35,7 +35,9 @@ impl WgpuBackend {
                 let [x, dw] = self.matrices([op.x, op.dw]);
                 let dz = match op.dz {
                     Gradient::Dense(t) => self.buffers.matrix(t),
-                    Gradient::Sampled(Gradient24(at)) => self.gradients24[at],
+                    Gradient::Sampled(Gradient24(at)) => {
+                        self.gradients24[at].reshaped([x.shape[0], dw.shape[0]])
+                    }
                 };
                 Ok(gemm::linear_wgrad(&mut self.gpu, dz, x, dw, op.accumulate)?)
             }

@@ -26,7 +26,7 @@ impl WgpuBackend {
             }
             SparseOp::MvueCompress(op) => {
                 let (dz, Gradient24(out)) = (self.buffers.matrix(op.dz), op.out);
-                let out = self.gradients24[out];
+                let out = self.gradients24[out].reshaped(dz.shape);
                 Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
             }
         }
