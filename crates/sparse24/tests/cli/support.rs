@@ -63,6 +63,8 @@ impl Place {
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sparse24"));
         command.args(line.split_whitespace()).current_dir(self.0.path()).stdin(Stdio::null());
+        // Mesa's Vulkan drivers complain on standard error if there is none.
+        command.env("XDG_RUNTIME_DIR", self.0.path());
         command
     }
 

@@ -45,6 +45,10 @@ int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
     if (bytes > left()) return OUT_OF_MEMORY;
     return held += bytes, *address = 1 << 20, 0;
 }
+// No memory can be pinned.
+int cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+    return (void)address, (void)bytes, (void)flags, OUT_OF_MEMORY;
+}
 int cuMemFree_v2(unsigned long long address) { return (void)address, 0; }
 int cuMemsetD8Async(unsigned long long address, unsigned char byte, size_t bytes, void* stream) {
     return (void)address, (void)byte, (void)bytes, (void)stream, 0;
