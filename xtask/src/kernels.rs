@@ -67,10 +67,18 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
     );
     let compile = |&(source, architecture): &(&Source, Architecture)| {
         let start = Instant::now();
-        (compile(source, architecture), start.elapsed().as_millis())
+        let compiled = compile(source, architecture);
+        let milliseconds = start.elapsed().as_millis();
+        let checked = match (&compiled, &disassembler) {
+            (Ok(compiled), Some(by)) => {
+                check_code(source, architecture, compiled, by).map_err(|error| error.to_string())
+            }
+            _ => Ok(Vec::new()),
+        };
+        (compiled, milliseconds, checked)
     };
     let results: Vec<_> = jobs.par_iter().map(compile).collect();
-    for (&(source, architecture), (compiled, milliseconds)) in jobs.iter().zip(results) {
+    for (&(source, architecture), (compiled, milliseconds, checked)) in jobs.iter().zip(results) {
         let found = match compiled {
             Err(error) => vec![error.to_string()],
             Ok(compiled) => {
@@ -89,9 +97,7 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
                     compiled.keep(folder).map_err(failed)?;
                 }
                 let mut found = log.findings(source.entries, source.local_memory);
-                if let Some(disassembler) = &disassembler {
-                    found.extend(check_code(source, architecture, &compiled, disassembler)?);
-                }
+                found.extend(checked?);
                 found
             }
         };

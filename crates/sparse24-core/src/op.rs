@@ -75,8 +75,8 @@ impl AttentionShape {
 /// Inverted dropout (Srivastava et al., JMLR 15, 2014): element e is kept when its uniform is at
 /// least `p`, and then scaled by `1 / (1 - p)`.
 ///
-/// The uniform is word `e % 4` of call `e / 4` of the stream at `site`, so the backward pass draws
-/// the same numbers again and no mask is stored. At most 2^34 elements.
+/// The uniform is word `e % 4` of call `e / 4` of the stream at `site`, so a backward pass can draw
+/// the same numbers again. At most 2^34 elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// Probability of zero, in `[0, 1)`.

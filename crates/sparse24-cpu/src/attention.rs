@@ -44,8 +44,8 @@ const BLOCK: usize = 16;
 /// `[batch * heads, shape.tile_words()]` for the backward pass.
 ///
 /// # Errors
-/// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond
-/// Tk.
+/// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond Tk
+/// or words for other sizes.
 #[expect(clippy::too_many_arguments, reason = "an equation of eight operands")]
 pub fn attention_forward(
     shape: AttentionShape,
@@ -61,6 +61,9 @@ pub fn attention_forward(
     let operands =
         [("q", q.dim()), ("k", k.dim()), ("v", v.dim()), ("o", o.dim()), ("lse", lse.dim())];
     let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
+    if let Some((.., kept)) = &dropout {
+        check_kept(OPERATION, shape, kept)?;
+    }
     if o.is_empty() {
         return Ok(());
     }
@@ -117,6 +120,9 @@ pub fn attention_backward(
         ("dv", dv.dim()),
     ];
     let width = check(OPERATION, shape, lengths, q.ncols(), &operands)?;
+    if let Some((_, kept)) = dropout {
+        check_kept(OPERATION, shape, kept)?;
+    }
     if width == 0 || shape.batch == 0 {
         return Ok(());
     }
@@ -169,6 +175,11 @@ fn check(
         check::shape(operation, "lengths", expected, found)?;
     }
     Ok(width)
+}
+
+fn check_kept(operation: &'static str, shape: AttentionShape, kept: &[u32]) -> Result<(), Error> {
+    let heads = shape.batch * shape.heads;
+    check::shape(operation, "kept", [1, heads * shape.tile_words()], [1, kept.len()])
 }
 
 /// One head of one sequence.

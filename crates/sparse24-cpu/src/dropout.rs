@@ -63,9 +63,9 @@ pub(crate) fn draw((rule, stream): (&Dropout, Stream), first: u64, kept: &mut [u
     // The least word whose uniform, its upper 24 bits, is at least p.
     let least = ((rule.p * (1 << 24) as f32).ceil() as u32) << 8;
     for (word, first) in kept.iter_mut().zip((first..).step_by(32)) {
-        // Nine calls have the 32 elements, wherever the first one begins.
+        // Eight calls have the 32 elements, or nine if the first one is within a call.
         let mut bits = 0_u64;
-        for call in 0..9 {
+        for call in 0..8 + u64::from(first % 4 > 0) {
             for (i, drawn) in stream.words((first / 4 + call) as u32).into_iter().enumerate() {
                 bits |= u64::from(drawn >= least) << (4 * call + i as u64);
             }

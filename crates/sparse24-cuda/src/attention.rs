@@ -39,7 +39,7 @@ pub struct AttentionForward {
     pub lse: Matrix<f32>,
 }
 
-/// Dropout of probabilities, which is drawn once.
+/// Dropout of attention probabilities; the forward pass draws it and the backward pass reuses it.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionDropout {
     /// Probability and random stream.

@@ -34,10 +34,7 @@ pub fn dropout(
         elements,
         MAX_ELEMENTS,
     )?;
-    if out.span() == x.span() {
-        checks.may_overlap("x");
-    }
-    checks.output("out", out, x.shape(), 16)?;
+    checks.output_or_input("out", out, ("x", x), x.shape(), 16)?;
     let (scale, state) = (1.0 / (1.0 - p), device.state());
     device.launch(
         "dropout",
@@ -67,10 +64,7 @@ pub fn drop_sequences(
         .columns_of("x", shape, 8)?
         .input("x", x, [sequences * sequence_length, d], 16)?
         .limit("the number of sequences", sequences, MAX_ELEMENTS)?;
-    if out.span() == x.span() {
-        checks.may_overlap("x");
-    }
-    checks.output("out", out, shape, 16)?;
+    checks.output_or_input("out", out, ("x", x), shape, 16)?;
     let (scale, state, elements) = (1.0 / (1.0 - p), device.state(), x.elements());
     let length = (sequence_length * d) as u64;
     device.launch(

@@ -80,16 +80,10 @@ pub fn norm_forward(device: &mut Device, op: &NormForward) -> Result<(), Error> 
         .optional("delta", delta, shape, 8)?
         .input("gamma", gamma, [1, width], 16)?
         .optional("beta", beta, [1, width], 16)?;
-    if residual.span() == x.span() {
-        // A thread reads its part of x before it writes it.
-        checks.may_overlap("x");
-    }
-    checks.output("residual", residual, shape, 8)?.output("y", y, shape, 8)?.output(
-        "stats",
-        stats,
-        [rows, 2],
-        8,
-    )?;
+    checks
+        .output_or_input("residual", residual, ("x", x), shape, 8)?
+        .output("y", y, shape, 8)?
+        .output("stats", stats, [rows, 2], 8)?;
     let warps = width.div_ceil(1024).next_power_of_two();
     let blocks = if width == 0 { 0 } else { rows.div_ceil(8 / warps) };
     let vectors = width as u32 / 4;

@@ -37,7 +37,7 @@ fn embed_forward(
     let i = number / c.columns;
     let j = number % c.columns;
     let token = tokens[c.tokens_offset + i];
-    var bits = 0x7fc00000u;
+    var bits = NAN;
     if token < c.vocabulary {
         var value = c.scale * table[c.table_offset + token * c.table_stride + j];
         if c.positioned != 0u {

@@ -21,3 +21,7 @@ struct StepState {
 fn flat(id: vec3<u32>, groups: vec3<u32>, size: u32) -> u32 {
     return id.y * groups.x * size + id.x;
 }
+
+// The bits of a NaN, and a target that contributes nothing.
+const NAN: u32 = 0x7fc00000u;
+const IGNORE: u32 = 0xffffffffu;

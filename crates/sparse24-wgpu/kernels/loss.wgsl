@@ -26,9 +26,6 @@ struct Constants {
 @group(0) @binding(5) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(6) var<storage, read_write> losses: array<u32>;
 
-const IGNORE: u32 = 0xffffffffu;
-const NAN: u32 = 0x7fc00000u;
-
 @compute @workgroup_size(64)
 fn cross_entropy(
     @builtin(local_invocation_index) lane: u32,

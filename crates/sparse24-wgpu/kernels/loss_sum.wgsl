@@ -31,7 +31,7 @@ fn loss_sum(@builtin(local_invocation_index) lane: u32) {
     sum = workgroup_sum(lane, sum);
     broken = workgroup_sum(lane, broken);
     if lane == 0u {
-        let bits = select(bitcast<u32>(sum), 0x7fc00000u, broken > 0.0);
+        let bits = select(bitcast<u32>(sum), NAN, broken > 0.0);
         loss[c.loss_offset] = bits;
         if c.trains != 0u && !is_finite(bits) {
             atomicMin(&health[1], LOSS);

@@ -18,8 +18,6 @@ struct Constants {
 @group(0) @binding(2) var<storage, read> dz: array<u32>;
 @group(0) @binding(3) var<storage, read_write> sampled: array<u32>;
 
-const NAN: u32 = 0x7fc00000u;
-
 fn add_one(a: u32, b: u32) -> u32 {
     return soft_add(splat(a), splat(b)).x;
 }

@@ -16,8 +16,6 @@ struct Constants {
 @group(0) @binding(2) var<storage, read> dz: array<u32>;
 @group(0) @binding(3) var<storage, read_write> sampled: array<u32>;
 
-const NAN: u32 = 0x7fc00000u;
-
 // Token `token` of a feature; zero beyond the last.
 fn element(token: u32, feature: u32) -> u32 {
     return select(0u, dz[c.dz_offset + min(token, c.p - 1u) * c.dz_stride + feature], token < c.p);

@@ -23,9 +23,6 @@ struct Constants {
 @group(0) @binding(4) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(5) var<storage, read_write> losses: array<u32>;
 
-const IGNORE: u32 = 0xffffffffu;
-const NAN: u32 = 0x7fc00000u;
-
 @compute @workgroup_size(64)
 fn span_loss(
     @builtin(local_invocation_index) lane: u32,

@@ -19,9 +19,6 @@ struct Constants {
 @group(0) @binding(3) var<storage, read_write> logits: array<f32>;
 @group(0) @binding(4) var<storage, read_write> losses: array<u32>;
 
-const IGNORE: u32 = 0xffffffffu;
-const NAN: u32 = 0x7fc00000u;
-
 @compute @workgroup_size(64)
 fn squared_error(
     @builtin(global_invocation_id) id: vec3<u32>,

@@ -6,7 +6,7 @@ use sparse24_lab::paper;
 
 use crate::{failure::Failure, output::say};
 
-/// List the paper's tables and figures, with the command that makes each and the numbers known
+/// List the paper's tables and figures, with the command that makes each, and its numbers and ours
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Print these in full, e.g. `table3 figure7`, instead of the list

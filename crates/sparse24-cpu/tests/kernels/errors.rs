@@ -41,10 +41,13 @@ fn shape_errors_name_the_operand() {
         let overwrite = Accumulate::Overwrite;
         matmul(zeros([2, 3]).view(), zeros(b).view(), zeros(c).view_mut(), overwrite)
     };
-    let attend = |shape, lengths: Option<&[u32]>| {
+    let stream = Stream::new(9, Site::new(Purpose::Mvue, 1), 2, 3);
+    let attend = |shape, lengths: Option<&[u32]>, words: Option<usize>| {
         let (x, mut o, mut lse) = (zeros([6, 4]), poison([6, 4]), poison([4, 3]));
-        let [q, k, v] = [x.view(); 3];
-        attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), None)
+        let ([q, k, v], mut kept) = ([x.view(); 3], vec![0; words.unwrap_or(0)]);
+        let rule = Dropout { p: 0.5, site: Site::new(Purpose::Dropout, 1) };
+        let dropout = words.map(|_| (&rule, stream, &mut kept[..]));
+        attention_forward(shape, q, k, v, lengths, o.view_mut(), lse.view_mut(), dropout)
     };
     let square = shape([2, 2, 3, 3], Full);
     let norm = || {
@@ -78,7 +81,6 @@ fn shape_errors_name_the_operand() {
     };
     let soften =
         |out: [usize; 2]| soft_threshold(w.view(), &empty(8, 12), 1.0, zeros(out).view_mut());
-    let stream = Stream::new(9, Site::new(Purpose::Mvue, 1), 2, 3);
     let estimate = |mut out| mvue_compress(w.view(), Estimator::Exact, stream, &mut out);
     let sample =
         |out: [usize; 2]| mvue_prune(w.view(), Estimator::Exact, stream, zeros(out).view_mut());
@@ -92,10 +94,11 @@ fn shape_errors_name_the_operand() {
     for (result, operand, expected, found) in [
         (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
         (product([3, 5], [5, 2]), "c", [2, 5], [5, 2]),
-        (attend(shape([2, 3, 3, 3], Full), None), "q", [6, 3], [6, 4]),
-        (attend(shape([2, 2, 3, 2], Full), None), "k", [4, 4], [6, 4]),
-        (attend(square, Some(&[3])), "lengths", [2, 3], [1, 3]),
-        (attend(square, Some(&[0, 4])), "lengths", [2, 3], [2, 4]),
+        (attend(shape([2, 3, 3, 3], Full), None, None), "q", [6, 3], [6, 4]),
+        (attend(shape([2, 2, 3, 2], Full), None, None), "k", [4, 4], [6, 4]),
+        (attend(square, Some(&[3]), None), "lengths", [2, 3], [1, 3]),
+        (attend(square, Some(&[0, 4]), None), "lengths", [2, 3], [2, 4]),
+        (attend(square, None, Some(511)), "kept", [1, 512], [1, 511]),
         (norm(), "gamma", [1, 3], [1, 4]),
         (step([1, 47], 4), "g", [1, 48], [1, 47]),
         (step([6, 8], 4), "mask", [1, 48], [1, 32]),

@@ -135,10 +135,20 @@ impl Checks<'_> {
         }
     }
 
-    /// Stops considering an operand, which a later output may overlap.
-    pub(crate) fn may_overlap(&mut self, operand: &str) -> &mut Self {
-        self.spans.retain(|(name, _)| *name != operand);
-        self
+    /// Like [`Checks::output`], but it may be the input `of` itself, of which a thread reads its
+    /// part before it writes it.
+    pub(crate) fn output_or_input<T: Scalar>(
+        &mut self,
+        operand: &'static str,
+        matrix: Matrix<T>,
+        (of, input): (&str, Matrix<T>),
+        expected: [usize; 2],
+        bytes: usize,
+    ) -> Result<&mut Self, Error> {
+        if matrix.span() == input.span() {
+            self.spans.retain(|(name, _)| *name != of);
+        }
+        self.output(operand, matrix, expected, bytes)
     }
 
     /// No two of the operands that were checked overlap.

@@ -184,8 +184,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.bind_to_thread();
-        // SAFETY: it was allocated once and is freed once, and no copy writes to it any more:
-        // either the copy was awaited, or `free_when_idle` waited for the context.
+        // SAFETY: it was allocated once and is freed once, and no copy uses it any more: either the
+        // copy was awaited, or the context was.
         let _ = unsafe { result::free_host(self.address) };
     }
 }

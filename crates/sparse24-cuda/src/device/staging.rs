@@ -26,8 +26,8 @@ const COPIES: usize = 3;
 const ALIGNMENT: usize = 256;
 
 impl Device {
-    /// Copies to the device, row by row, what `write` puts into a slice of `elements`. It is called
-    /// once, unless an error is returned. Work queued before may still run afterwards.
+    /// Copies to the device, row by row, what `write` puts into a slice of `elements`. `write` is
+    /// called at most once. Does not wait for earlier work, unless the copy is large.
     ///
     /// # Errors
     /// [`Error::Shape`] unless the matrix has this many elements; [`Error::Stale`],
@@ -48,20 +48,26 @@ impl Device {
                 found: [1, elements],
             });
         }
-        let bytes = elements * size_of::<T>();
-        let Some(first) = self.stage(bytes)? else {
-            let mut values = vec![T::default(); elements];
-            write(&mut values);
-            let host = Side::on_host(values.as_mut_ptr(), to.shape[1]);
-            return self.queue_copy::<T>(OPERATION, to.shape, host, Side::on_device(to));
+        let mut pageable = Vec::new();
+        let values = if let Some(first) = self.stage(elements * size_of::<T>())? {
+            // SAFETY: the range is aligned, lies within the pinned memory, was zeroed when that was
+            // allocated, no copy reads it any more, and all bits are valid for a `Scalar`.
+            unsafe { std::slice::from_raw_parts_mut(first.cast::<T>(), elements) }
+        } else {
+            pageable.resize(elements, T::default());
+            &mut pageable[..]
         };
-        // SAFETY: the range is aligned, lies within the pinned memory, was zeroed when that was
-        // allocated, and no copy reads it any more.
-        write(unsafe { std::slice::from_raw_parts_mut(first.cast::<T>(), elements) });
-        let host = Side::on_host(first.cast::<T>(), to.shape[1]);
+        write(values);
+        let host = Side::on_host(values.as_mut_ptr(), to.shape[1]);
         self.queue_copy::<T>(OPERATION, to.shape, host, Side::on_device(to))?;
-        let copied = self.stream.record_event(None);
-        self.staging.copied = Some(copied.map_err(|error| driver_error(OPERATION, error))?);
+        match self.stream.record_event(None) {
+            Ok(copied) => self.staging.copied = Some(copied),
+            // The end of this copy cannot be asked for later.
+            Err(error) => {
+                self.synchronize()?;
+                return Err(driver_error(OPERATION, error));
+            }
+        }
         Ok(())
     }
 
@@ -73,7 +79,7 @@ impl Device {
         self.bind()?;
         let there = self.staging.pinned.as_ref().map_or(0, Pinned::bytes);
         if self.staging.used + bytes > there {
-            if let Some(copied) = self.staging.copied.take() {
+            if let Some(copied) = &self.staging.copied {
                 copied.synchronize().map_err(|error| driver_error(OPERATION, error))?;
             }
             self.staging.used = 0;

@@ -81,7 +81,7 @@ pub struct AttentionActivations {
     pub operands: AttentionOperands,
     /// Log of the sum of exponentials `[batch * heads, queries]`.
     lse: Tensor,
-    /// Which probabilities dropout keeps, of sequences of the largest length.
+    /// Which probabilities dropout keeps.
     kept: Option<Tensor>,
 }
 
@@ -171,8 +171,7 @@ impl AttentionActivations {
         let BatchShape { size, sequence_length } = pass.batch;
         let heads = self.lse.elements() / self.operands.q.shape[0];
         let lse = self.lse.packed([size * heads, sequence_length]);
-        let kept = self.kept.map(|kept| kept.first_rows(size * heads));
-        Self { operands: self.operands.rows(pass), lse, kept }
+        Self { operands: self.operands.rows(pass), lse, kept: self.kept }
     }
 }
 
@@ -293,7 +292,10 @@ impl Attention {
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);
         let shape = AttentionShape { batch, heads: self.heads, queries, keys, mask: self.mask };
         let drawn = self.dropout.and_then(|site| pass.dropout_at(site));
-        let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| AttentionDropout { drawn, kept });
+        let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| {
+            let kept = kept.packed([batch * self.heads, shape.tile_words()]);
+            AttentionDropout { drawn, kept }
+        });
         let lengths = streams.lengths;
         AttentionForward { shape, q, k, v, lengths, dropout, o: kept.operands.o, lse: kept.lse }
     }

@@ -326,8 +326,7 @@ fn batches(recipe: &Recipe) -> Batches<RandomTokens> {
     Batches { windows, masked, sequence_length }
 }
 
-/// Random tokens, of as many in a source if there are any, or images of so many random values and
-/// classes.
+/// Random tokens, with a random source for a model that translates, or random images and classes.
 struct RandomTokens {
     tokens: usize,
     vocabulary: u32,
