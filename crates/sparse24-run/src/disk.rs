@@ -67,13 +67,14 @@ fn open_changed(path: &Path, how: As) -> io::Result<File> {
     Ok(file)
 }
 
+#[cfg(unix)]
 fn has_other_names(file: &File) -> io::Result<bool> {
-    #[cfg(unix)]
-    {
-        let found = file.metadata()?;
-        Ok(found.is_file() && std::os::unix::fs::MetadataExt::nlink(&found) > 1)
-    }
-    #[cfg(not(unix))]
+    let found = file.metadata()?;
+    Ok(found.is_file() && std::os::unix::fs::MetadataExt::nlink(&found) > 1)
+}
+
+#[cfg(not(unix))]
+fn has_other_names(_: &File) -> io::Result<bool> {
     Ok(false)
 }
 
@@ -205,11 +206,11 @@ pub fn names(path: &Path) -> Result<Vec<OsString>, Error> {
         if let Some(at) = confined::resolve(path)? {
             return at.names();
         }
-        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
+        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()
     };
     match list() {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        listed => listed.map_err(|e: io::Error| Error::io("list", path, e)),
+        listed => listed.map_err(|e| Error::io("list", path, e)),
     }
 }
 
@@ -312,13 +313,14 @@ pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Re
 }
 
 /// Bytes that this process could still write.
+#[cfg(unix)]
 fn free(path: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    return rustix::fs::statvfs(path)
-        .ok()
-        .filter(|system| system.f_blocks > 0)
-        .map(|system| system.f_bavail.saturating_mul(system.f_frsize));
-    #[cfg(not(unix))]
+    let system = rustix::fs::statvfs(path).ok().filter(|system| system.f_blocks > 0)?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free(_: &Path) -> Option<u64> {
     None
 }
 
@@ -422,16 +424,17 @@ pub fn numbered(path: &Path) -> (PathBuf, String) {
 }
 
 /// Whether a path leads to this open file; where files have no identity, whether to any.
+#[cfg(unix)]
 pub fn leads_to(path: &Path, file: &File) -> bool {
-    #[cfg(unix)]
-    {
-        let identity = |file: &File| {
-            use std::os::unix::fs::MetadataExt;
-            file.metadata().map(|found| (found.dev(), found.ino())).ok()
-        };
-        open(path).is_ok_and(|(there, _)| identity(&there) == identity(file))
-    }
-    #[cfg(not(unix))]
+    let identity = |file: &File| {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().map(|found| (found.dev(), found.ino())).ok()
+    };
+    open(path).is_ok_and(|(there, _)| identity(&there) == identity(file))
+}
+
+#[cfg(not(unix))]
+pub fn leads_to(path: &Path, _: &File) -> bool {
     exists(path)
 }
 
