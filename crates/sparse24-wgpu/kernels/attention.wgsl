@@ -71,3 +71,24 @@ fn kept(task: u32, query: u32, keys: vec4<u32>) -> vec4<f32> {
 fn exp_four(x: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(exp_of(x.x), exp_of(x.y), exp_of(x.z), exp_of(x.w));
 }
+
+// Zero from the last column on; columns from j on.
+fn inside(x: vec4<f32>, j: u32) -> vec4<f32> {
+    if j + 4u <= c.width {
+        return x;
+    }
+    return select(vec4<f32>(), x, four(j) < vec4<u32>(c.width));
+}
+
+// The last multiple of four up to j that is a column.
+fn last_four(j: u32) -> u32 {
+    return min(j, (c.width - 1u) / 4u * 4u);
+}
+
+// Four successive columns of the first tile, four rows each.
+fn weights_at(i: u32, rows: u32) -> mat4x4<f32> {
+    let at = 8u * i + rows;
+    return mat4x4<f32>(
+        first_tile[at], first_tile[at + 8u], first_tile[at + 16u], first_tile[at + 24u],
+    );
+}

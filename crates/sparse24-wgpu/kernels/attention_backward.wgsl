@@ -6,14 +6,43 @@
 // acc  f32: dP = dO v^T, dS = P (dropout(dP) - D), P from lse; rows in order
 // ref  sparse24_cpu::attention
 
-@group(0) @binding(2) var<storage, read> q: array<f32>;
-@group(0) @binding(3) var<storage, read> k: array<f32>;
-@group(0) @binding(4) var<storage, read> v: array<f32>;
+@group(0) @binding(2) var<storage, read> q: array<Part>;
+@group(0) @binding(3) var<storage, read> k: array<Part>;
+@group(0) @binding(4) var<storage, read> v: array<Part>;
 @group(0) @binding(5) var<storage, read> lse: array<f32>;
-@group(0) @binding(6) var<storage, read> d_o: array<f32>;
+@group(0) @binding(6) var<storage, read> d_o: array<Part>;
 @group(0) @binding(7) var<storage, read> delta: array<f32>;
 @group(0) @binding(8) var<storage, read> lengths: array<u32>;
 @group(0) @binding(9) var<storage, read_write> gradient: array<f32>;
+
+// Four columns from j on of a row of q, k, v or dO.
+fn q_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(q[at.x], q[at.y], q[at.z], q[at.w]), j);
+}
+
+fn k_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(k[at.x], k[at.y], k[at.z], k[at.w]), j);
+}
+
+fn v_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
+}
+
+fn o_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(d_o[at.x], d_o[at.y], d_o[at.z], d_o[at.w]), j);
+}
 
 // Columns are queries, rows are keys.
 struct Scores {
@@ -46,17 +75,21 @@ fn scores(task: u32, queries: vec4<u32>, keys: vec4<u32>, limit: u32) -> Scores 
     let of_v = c.v_offset + column + key * c.v_stride;
     var s = mat4x4<f32>();
     var dp = mat4x4<f32>();
-    for (var j = 0u; j < c.width; j += 1u) {
-        let k_j = vec4<f32>(k[of_k.x + j], k[of_k.y + j], k[of_k.z + j], k[of_k.w + j]);
-        let v_j = vec4<f32>(v[of_v.x + j], v[of_v.y + j], v[of_v.z + j], v[of_v.w + j]);
-        s[0] += q[of_q.x + j] * k_j;
-        s[1] += q[of_q.y + j] * k_j;
-        s[2] += q[of_q.z + j] * k_j;
-        s[3] += q[of_q.w + j] * k_j;
-        dp[0] += d_o[of_o.x + j] * v_j;
-        dp[1] += d_o[of_o.y + j] * v_j;
-        dp[2] += d_o[of_o.z + j] * v_j;
-        dp[3] += d_o[of_o.w + j] * v_j;
+    for (var j = 0u; j < c.width; j += 4u) {
+        let k_j = mat4x4<f32>(
+            k_four(of_k.x + j, j), k_four(of_k.y + j, j), k_four(of_k.z + j, j), k_four(of_k.w + j, j),
+        );
+        s[0] += q_four(of_q.x + j, j) * k_j;
+        s[1] += q_four(of_q.y + j, j) * k_j;
+        s[2] += q_four(of_q.z + j, j) * k_j;
+        s[3] += q_four(of_q.w + j, j) * k_j;
+        let v_j = mat4x4<f32>(
+            v_four(of_v.x + j, j), v_four(of_v.y + j, j), v_four(of_v.z + j, j), v_four(of_v.w + j, j),
+        );
+        dp[0] += o_four(of_o.x + j, j) * v_j;
+        dp[1] += o_four(of_o.y + j, j) * v_j;
+        dp[2] += o_four(of_o.z + j, j) * v_j;
+        dp[3] += o_four(of_o.w + j, j) * v_j;
     }
     let x = of_query(task, queries.x, keys, limit, s[0], dp[0]);
     let y = of_query(task, queries.y, keys, limit, s[1], dp[1]);
@@ -97,19 +130,21 @@ fn attention_dq(
         workgroupBarrier();
         let count = min(32u, end - first);
         for (var at = 0u; 32u * at < c.width; at += 1u) {
-            let j = k_at + min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            let j = last_four(32u * at + 4u * lane);
             var x = sums[4u * at];
             var y = sums[4u * at + 1u];
             var z = sums[4u * at + 2u];
             var w = sums[4u * at + 3u];
-            for (var i = 0u; i < count; i += 1u) {
-                let weight = first_tile[8u * i + rows];
-                let place = j + (first + i) * c.k_stride;
-                let value = vec4<f32>(k[place.x], k[place.y], k[place.z], k[place.w]);
-                x += weight.x * value;
-                y += weight.y * value;
-                z += weight.z * value;
-                w += weight.w * value;
+            for (var i = 0u; i < count; i += 4u) {
+                let row = k_at + min(four(first + i), vec4<u32>(end - 1u)) * c.k_stride + j;
+                let values = mat4x4<f32>(
+                    k_four(row.x, j), k_four(row.y, j), k_four(row.z, j), k_four(row.w, j),
+                );
+                let weights = transpose(weights_at(i, rows));
+                x += values * weights[0];
+                y += values * weights[1];
+                z += values * weights[2];
+                w += values * weights[3];
             }
             sums[4u * at] = x;
             sums[4u * at + 1u] = y;
@@ -131,6 +166,13 @@ fn attention_dq(
             }
         }
     }
+}
+
+fn second_weights_at(i: u32, rows: u32) -> mat4x4<f32> {
+    let at = 8u * i + rows;
+    return mat4x4<f32>(
+        second_tile[at], second_tile[at + 8u], second_tile[at + 16u], second_tile[at + 24u],
+    );
 }
 
 @compute @workgroup_size(64)
@@ -173,28 +215,25 @@ fn attention_dkv(
         workgroupBarrier();
         let count = min(32u, end - first);
         for (var at = 0u; 32u * at < c.width; at += 1u) {
-            let j = min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            let j = last_four(32u * at + 4u * lane);
             var of_k = mat4x4<f32>(
                 dk[4u * at], dk[4u * at + 1u], dk[4u * at + 2u], dk[4u * at + 3u],
             );
             var of_v = mat4x4<f32>(
                 dv[4u * at], dv[4u * at + 1u], dv[4u * at + 2u], dv[4u * at + 3u],
             );
-            for (var i = 0u; i < count; i += 1u) {
-                let ds = first_tile[8u * i + rows];
-                let p = second_tile[8u * i + rows];
-                let from_q = q_at + (first + i) * c.q_stride + j;
-                let from_o = do_at + (first + i) * c.o_stride + j;
-                let q_i = vec4<f32>(q[from_q.x], q[from_q.y], q[from_q.z], q[from_q.w]);
-                let o_i = vec4<f32>(d_o[from_o.x], d_o[from_o.y], d_o[from_o.z], d_o[from_o.w]);
-                of_k[0] += ds.x * q_i;
-                of_k[1] += ds.y * q_i;
-                of_k[2] += ds.z * q_i;
-                of_k[3] += ds.w * q_i;
-                of_v[0] += p.x * o_i;
-                of_v[1] += p.y * o_i;
-                of_v[2] += p.z * o_i;
-                of_v[3] += p.w * o_i;
+            for (var i = 0u; i < count; i += 4u) {
+                let query = min(four(first + i), vec4<u32>(end - 1u));
+                let of_q = q_at + query * c.q_stride + j;
+                let of_o = do_at + query * c.o_stride + j;
+                let q_i = mat4x4<f32>(
+                    q_four(of_q.x, j), q_four(of_q.y, j), q_four(of_q.z, j), q_four(of_q.w, j),
+                );
+                let o_i = mat4x4<f32>(
+                    o_four(of_o.x, j), o_four(of_o.y, j), o_four(of_o.z, j), o_four(of_o.w, j),
+                );
+                of_k += q_i * transpose(weights_at(i, rows));
+                of_v += o_i * transpose(second_weights_at(i, rows));
             }
             for (var i = 0u; i < 4u; i += 1u) {
                 dk[4u * at + i] = of_k[i];

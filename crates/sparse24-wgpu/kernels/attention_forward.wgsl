@@ -5,12 +5,34 @@
 // acc  f32: keys in blocks of 32 with a running maximum
 // ref  sparse24_cpu::attention
 
-@group(0) @binding(2) var<storage, read> q: array<f32>;
-@group(0) @binding(3) var<storage, read> k: array<f32>;
-@group(0) @binding(4) var<storage, read> v: array<f32>;
+@group(0) @binding(2) var<storage, read> q: array<Part>;
+@group(0) @binding(3) var<storage, read> k: array<Part>;
+@group(0) @binding(4) var<storage, read> v: array<Part>;
 @group(0) @binding(5) var<storage, read> lengths: array<u32>;
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
+
+// Four columns from j on of a row of q, k or v.
+fn q_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(q[at.x], q[at.y], q[at.z], q[at.w]), j);
+}
+
+fn k_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(k[at.x], k[at.y], k[at.z], k[at.w]), j);
+}
+
+fn v_four(place: u32, j: u32) -> vec4<f32> {
+    let at = vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+    return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
+}
 
 // Below every score.
 const LEAST: f32 = -3e38;
@@ -86,12 +108,17 @@ fn attention_forward(
         var y = vec4<f32>();
         var z = vec4<f32>();
         var w = vec4<f32>();
-        for (var j = 0u; j < c.width; j += 1u) {
-            let key = vec4<f32>(k[of_k.x + j], k[of_k.y + j], k[of_k.z + j], k[of_k.w + j]);
-            x += q[q_at.x + j] * key;
-            y += q[q_at.y + j] * key;
-            z += q[q_at.z + j] * key;
-            w += q[q_at.w + j] * key;
+        for (var j = 0u; j < c.width; j += 4u) {
+            let k_j = mat4x4<f32>(
+                k_four(of_k.x + j, j),
+                k_four(of_k.y + j, j),
+                k_four(of_k.z + j, j),
+                k_four(of_k.w + j, j),
+            );
+            x += q_four(q_at.x + j, j) * k_j;
+            y += q_four(q_at.y + j, j) * k_j;
+            z += q_four(q_at.z + j, j) * k_j;
+            w += q_four(q_at.w + j, j) * k_j;
         }
         let least = vec4<f32>(LEAST);
         x = select(least, x * c.scale, keys < vec4<u32>(seen.x));
@@ -121,19 +148,21 @@ fn attention_forward(
         workgroupBarrier();
         let count = min(32u, end - first);
         for (var at = 0u; 32u * at < c.width; at += 1u) {
-            let j = v_at + min(four(32u * at + 4u * lane), vec4<u32>(c.width - 1u));
+            let j = last_four(32u * at + 4u * lane);
             x = sums[4u * at] * shrink.x;
             y = sums[4u * at + 1u] * shrink.y;
             z = sums[4u * at + 2u] * shrink.z;
             w = sums[4u * at + 3u] * shrink.w;
-            for (var i = 0u; i < count; i += 1u) {
-                let weight = first_tile[8u * i + rows];
-                let place = j + (first + i) * c.v_stride;
-                let value = vec4<f32>(v[place.x], v[place.y], v[place.z], v[place.w]);
-                x += weight.x * value;
-                y += weight.y * value;
-                z += weight.z * value;
-                w += weight.w * value;
+            for (var i = 0u; i < count; i += 4u) {
+                let row = v_at + min(four(first + i), vec4<u32>(end - 1u)) * c.v_stride + j;
+                let values = mat4x4<f32>(
+                    v_four(row.x, j), v_four(row.y, j), v_four(row.z, j), v_four(row.w, j),
+                );
+                let weights = transpose(weights_at(i, rows));
+                x += values * weights[0];
+                y += values * weights[1];
+                z += values * weights[2];
+                w += values * weights[3];
             }
             sums[4u * at] = x;
             sums[4u * at + 1u] = y;

@@ -1,5 +1,5 @@
 // gemm: C[m,n] = A[m,k] B[k,n] + bias, or C += it
-// in   A, B f32, any strides; bias f32 [n]
+// in   A, B f32, as gemm_singles or gemm_fours reads them; bias f32 [n]
 // out  C f32 [m,n], overwritten and never read, or added to
 // pre  a grid ceil(n/64) wide
 // acc  f32, k ascending: one accumulator per element
@@ -22,44 +22,12 @@ struct Constants {
     adds: u32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
-@group(0) @binding(2) var<storage, read> a: array<f32>;
-@group(0) @binding(3) var<storage, read> b: array<f32>;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 // Tiles of 16 along k and 64 along m or n, four elements of the latter together.
 var<workgroup> a_tile: array<vec4<f32>, 256>;
 var<workgroup> b_tile: array<vec4<f32>, 256>;
-
-fn a_at(i: u32, k: u32) -> f32 {
-    let value = a[c.a_offset + min(i, c.m - 1u) * c.a_row + min(k, c.k - 1u) * c.a_column];
-    return select(0.0, value, i < c.m && k < c.k);
-}
-
-fn b_at(k: u32, j: u32) -> f32 {
-    let value = b[c.b_offset + min(k, c.k - 1u) * c.b_row + min(j, c.n - 1u) * c.b_column];
-    return select(0.0, value, j < c.n && k < c.k);
-}
-
-// Four elements of a tile: [along k, four along m or n]. Neighbours load neighbouring memory.
-fn part(number: u32, k_is_contiguous: bool) -> vec2<u32> {
-    let along = vec2<u32>(number / 16u, number % 16u);
-    return select(along, along.yx, k_is_contiguous);
-}
-
-fn load_a(first_row: u32, first: u32, at: vec2<u32>) {
-    let i = first_row + 4u * at.y;
-    let k = first + at.x;
-    a_tile[16u * at.x + at.y] =
-        vec4<f32>(a_at(i, k), a_at(i + 1u, k), a_at(i + 2u, k), a_at(i + 3u, k));
-}
-
-fn load_b(first_column: u32, first: u32, at: vec2<u32>) {
-    let j = first_column + 4u * at.y;
-    let k = first + at.x;
-    b_tile[16u * at.x + at.y] =
-        vec4<f32>(b_at(k, j), b_at(k, j + 1u), b_at(k, j + 2u), b_at(k, j + 3u));
-}
 
 fn store(i: u32, j: u32, values: vec4<f32>) {
     if i >= c.m {
@@ -87,6 +55,38 @@ fn store_four(i: u32, j: u32, values: mat4x4<f32>) {
     store(i + 3u, j, values[3]);
 }
 
+// One k. A loop would be checked at each of its few turns.
+fn add_products(
+    k: u32,
+    row: u32,
+    column: u32,
+    sums00: ptr<function, mat4x4<f32>>,
+    sums01: ptr<function, mat4x4<f32>>,
+    sums10: ptr<function, mat4x4<f32>>,
+    sums11: ptr<function, mat4x4<f32>>,
+) {
+    let x0 = a_tile[16u * k + row];
+    let x1 = a_tile[16u * k + row + 8u];
+    let y0 = b_tile[16u * k + column];
+    let y1 = b_tile[16u * k + column + 8u];
+    (*sums00)[0] += x0.x * y0;
+    (*sums00)[1] += x0.y * y0;
+    (*sums00)[2] += x0.z * y0;
+    (*sums00)[3] += x0.w * y0;
+    (*sums01)[0] += x0.x * y1;
+    (*sums01)[1] += x0.y * y1;
+    (*sums01)[2] += x0.z * y1;
+    (*sums01)[3] += x0.w * y1;
+    (*sums10)[0] += x1.x * y0;
+    (*sums10)[1] += x1.y * y0;
+    (*sums10)[2] += x1.z * y0;
+    (*sums10)[3] += x1.w * y0;
+    (*sums11)[0] += x1.x * y1;
+    (*sums11)[1] += x1.y * y1;
+    (*sums11)[2] += x1.z * y1;
+    (*sums11)[3] += x1.w * y1;
+}
+
 // Four rows and four columns of each quarter of a tile for each invocation.
 @compute @workgroup_size(64)
 fn gemm(
@@ -106,33 +106,24 @@ fn gemm(
     var sums11 = mat4x4<f32>();
     for (var first = 0u; first < c.k; first += 16u) {
         workgroupBarrier();
-        for (var number = t; number < 256u; number += 64u) {
-            load_a(first_row, first, part(number, c.a_column == 1u));
-            load_b(first_column, first, part(number, c.b_row == 1u));
-        }
+        fill(t, first_row, first_column, first);
         workgroupBarrier();
-        for (var k = 0u; k < 16u; k += 1u) {
-            let x0 = a_tile[16u * k + row];
-            let x1 = a_tile[16u * k + row + 8u];
-            let y0 = b_tile[16u * k + column];
-            let y1 = b_tile[16u * k + column + 8u];
-            sums00[0] += x0.x * y0;
-            sums00[1] += x0.y * y0;
-            sums00[2] += x0.z * y0;
-            sums00[3] += x0.w * y0;
-            sums01[0] += x0.x * y1;
-            sums01[1] += x0.y * y1;
-            sums01[2] += x0.z * y1;
-            sums01[3] += x0.w * y1;
-            sums10[0] += x1.x * y0;
-            sums10[1] += x1.y * y0;
-            sums10[2] += x1.z * y0;
-            sums10[3] += x1.w * y0;
-            sums11[0] += x1.x * y1;
-            sums11[1] += x1.y * y1;
-            sums11[2] += x1.z * y1;
-            sums11[3] += x1.w * y1;
-        }
+        add_products(0u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(1u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(2u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(3u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(4u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(5u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(6u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(7u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(8u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(9u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(10u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(11u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(12u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(13u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(14u, row, column, &sums00, &sums01, &sums10, &sums11);
+        add_products(15u, row, column, &sums00, &sums01, &sums10, &sums11);
     }
     let i = first_row + 4u * row;
     let j = first_column + 4u * column;

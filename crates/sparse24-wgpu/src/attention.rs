@@ -60,7 +60,12 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
     let groups = op.shape.queries.div_ceil(ROWS);
     let constants = constants(op, op.o, width, groups);
     let matrices = [op.q, op.k, op.v, op.lengths.unwrap_or(op.q), op.o, op.lse];
-    run(device, &kernels::ATTENTION_FORWARD, op, matrices, &constants, groups)
+    let kernel = if fours(width, [op.q, op.k, op.v]) {
+        &kernels::ATTENTION_FORWARD_FOURS
+    } else {
+        &kernels::ATTENTION_FORWARD
+    };
+    run(device, kernel, op, matrices, &constants, groups)
 }
 
 /// Computes [`AttentionBackward`].
@@ -92,20 +97,30 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     let AttentionForward { q, k, v, lse, lengths, .. } = *forward;
     let lengths = lengths.unwrap_or(q);
     let inputs = |gradient| [q, k, v, lse, *d_o, delta, lengths, gradient];
+    let (of_queries, of_keys) = if fours(width, [q, k, v, *d_o]) {
+        (&kernels::ATTENTION_DQ_FOURS, &kernels::ATTENTION_DKV_FOURS)
+    } else {
+        (&kernels::ATTENTION_DQ, &kernels::ATTENTION_DKV)
+    };
     let groups = queries.div_ceil(ROWS);
     let of_dq = [&constants(forward, *d_o, width, groups)[..], &dq.place()].concat();
-    run(device, &kernels::ATTENTION_DQ, forward, inputs(*dq), &of_dq, groups)?;
+    run(device, of_queries, forward, inputs(*dq), &of_dq, groups)?;
     let groups = keys.div_ceil(ROWS);
-    let of_keys = constants(forward, *d_o, width, groups);
+    let shared = constants(forward, *d_o, width, groups);
     let mut write = |gradient: Matrix, writes: u32| {
-        let constants = [&of_keys[..], &dk.place(), &dv.place(), &[writes]].concat();
-        run(device, &kernels::ATTENTION_DKV, forward, inputs(gradient), &constants, groups)
+        let constants = [&shared[..], &dk.place(), &dv.place(), &[writes]].concat();
+        run(device, of_keys, forward, inputs(gradient), &constants, groups)
     };
     if dk.buffer == dv.buffer {
         return write(*dk, 3);
     }
     write(*dk, 1)?;
     write(*dv, 2)
+}
+
+/// Whether four columns of each operand can be read at once.
+fn fours<const N: usize>(width: usize, operands: [Matrix; N]) -> bool {
+    width.is_multiple_of(4) && operands.into_iter().all(Matrix::has_fours)
 }
 
 /// Checks the operands of the forward pass and returns the width of a head.

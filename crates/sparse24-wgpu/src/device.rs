@@ -28,7 +28,8 @@ pub struct Device {
     info: wgpu::AdapterInfo,
     /// The first failure that the driver reported.
     failure: Arc<Mutex<Option<Failure>>>,
-    pipelines: HashMap<&'static str, wgpu::ComputePipeline>,
+    /// By the address of the kernel: some share their entry point.
+    pipelines: HashMap<usize, wgpu::ComputePipeline>,
     /// By numbers of inputs and outputs.
     layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,
     buffers: Vec<Buffer>,
@@ -179,7 +180,8 @@ impl Device {
                 cache: None,
             })
         };
-        self.pipelines.entry(kernel.name).or_insert_with(compile).clone()
+        let kernel = std::ptr::from_ref(kernel).addr();
+        self.pipelines.entry(kernel).or_insert_with(compile).clone()
     }
 
     /// The bindings of kernels with as many inputs and outputs.

@@ -59,7 +59,9 @@ fn gemm(
     ];
     let constants = [&sizes[..], &steps(a, of_a), &steps(b, of_b), &rest].concat();
     let groups = m.div_ceil(TILE) * n.div_ceil(TILE);
-    device.run(&kernels::GEMM, [a, b, bias.unwrap_or(b), out], &constants, groups)
+    let fours = a.has_fours() && b.has_fours();
+    let kernel = if fours { &kernels::GEMM_FOURS } else { &kernels::GEMM };
+    device.run(kernel, [a, b, bias.unwrap_or(b), out], &constants, groups)
 }
 
 /// Z = X W^T + b: x `[p, q]`, w `[r, q]`, bias `[1, r]`, z `[p, r]`.

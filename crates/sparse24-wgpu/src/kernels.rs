@@ -47,7 +47,8 @@ kernels! {
     DROP_SEQUENCES = "drop_sequences" in ["philox", "dropout"], 0 -> 1;
     COPY = "copy" in ["copy"], 1 -> 1;
     FILL = "fill" in ["fill"], 0 -> 1;
-    GEMM = "gemm" in ["gemm"], 3 -> 1;
+    GEMM = "gemm" in ["gemm", "gemm_singles"], 3 -> 1;
+    GEMM_FOURS = "gemm" in ["gemm", "gemm_fours"], 3 -> 1;
     ADD = "add" in ["add"], 2 -> 1;
     ACTIVATION_FORWARD = "activation_forward" in ["math", "activation"], 1 -> 1;
     ACTIVATION_BACKWARD = "activation_backward" in ["math", "activation_backward"], 2 -> 1;
@@ -57,11 +58,18 @@ kernels! {
     COLUMN_SUMS = "column_sums" in ["column_sums"], 1 -> 1;
     ROW_BLOCK_SUMS = "row_block_sums" in ["column_sums"], 1 -> 1;
     ATTENTION_FORWARD = "attention_forward"
-        in ["math", "philox", "attention", "attention_forward"], 4 -> 2;
+        in ["math", "philox", "singles", "attention", "attention_forward"], 4 -> 2;
+    ATTENTION_FORWARD_FOURS = "attention_forward"
+        in ["math", "philox", "fours", "attention", "attention_forward"], 4 -> 2;
     ATTENTION_DELTA = "attention_delta" in ["attention_delta"], 2 -> 1;
-    ATTENTION_DQ = "attention_dq" in ["math", "philox", "attention", "attention_backward"], 7 -> 1;
+    ATTENTION_DQ = "attention_dq"
+        in ["math", "philox", "singles", "attention", "attention_backward"], 7 -> 1;
+    ATTENTION_DQ_FOURS = "attention_dq"
+        in ["math", "philox", "fours", "attention", "attention_backward"], 7 -> 1;
     ATTENTION_DKV = "attention_dkv"
-        in ["math", "philox", "attention", "attention_backward"], 7 -> 1;
+        in ["math", "philox", "singles", "attention", "attention_backward"], 7 -> 1;
+    ATTENTION_DKV_FOURS = "attention_dkv"
+        in ["math", "philox", "fours", "attention", "attention_backward"], 7 -> 1;
     EMBED_FORWARD = "embed_forward" in ["embedding"], 3 -> 1;
     EMBED_BACKWARD = "embed_backward" in ["embed_backward"], 2 -> 1;
     POSITION_GRAD = "position_grad" in ["embed_backward"], 2 -> 1;

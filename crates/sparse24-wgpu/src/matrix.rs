@@ -46,6 +46,11 @@ impl Matrix {
         Self { shape, stride: shape[1], ..self }
     }
 
+    /// Whether four columns from a multiple of 4 on can be read at once.
+    pub(crate) fn has_fours(self) -> bool {
+        self.elements() > 0 && self.offset.is_multiple_of(4) && self.stride.is_multiple_of(4)
+    }
+
     /// Offset and stride as constants of a kernel.
     pub(crate) fn place(self) -> [u32; 2] {
         [self.offset as u32, self.stride as u32]

@@ -1,0 +1,53 @@
+// gemm_fours: tiles of A and B four elements at a time: offsets and strides are multiples of 4
+
+@group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> b: array<vec4<f32>>;
+
+// The places of rows or columns i to i + 3 of an operand at k, or of k to k + 3 at i; what lies
+// outside is read at the last one inside.
+fn places(offset: u32, i: u32, i_step: u32, count: u32, k: u32, k_step: u32) -> vec4<u32> {
+    let four = vec4<u32>(0u, 1u, 2u, 3u);
+    let of_i = min(i + four, vec4<u32>(count - 1u));
+    let of_k = min(k + four, vec4<u32>(c.k - 1u));
+    let along_k = of_i * i_step + min(k, c.k - 1u) / 4u * 4u;
+    let along_i = of_k * k_step + min(i, count - 1u) / 4u * 4u;
+    return (offset + select(along_i, along_k, vec4<bool>(k_step == 1u))) / 4u;
+}
+
+// Four k, each with four rows or columns; zero beyond the last k.
+fn turned(read: mat4x4<f32>, k: u32, k_step: u32) -> mat4x4<f32> {
+    var of_k = read;
+    if k_step == 1u {
+        of_k = transpose(read);
+    }
+    if k + 4u > c.k {
+        let zero = vec4<f32>();
+        of_k = mat4x4<f32>(
+            select(zero, of_k[0], k < c.k),
+            select(zero, of_k[1], k + 1u < c.k),
+            select(zero, of_k[2], k + 2u < c.k),
+            zero,
+        );
+    }
+    return of_k;
+}
+
+// An invocation has four k and four rows and columns. Neighbours store to neighbouring memory.
+fn fill(t: u32, first_row: u32, first_column: u32, first: u32) {
+    let of_k = t / 8u % 4u * 4u;
+    let of_i = t % 8u + t / 32u * 8u;
+    let k = first + of_k;
+    let at = places(c.a_offset, first_row + 4u * of_i, c.a_row, c.m, k, c.a_column);
+    let x = turned(mat4x4<f32>(a[at.x], a[at.y], a[at.z], a[at.w]), k, c.a_column);
+    let bt = places(c.b_offset, first_column + 4u * of_i, c.b_column, c.n, k, c.b_row);
+    let y = turned(mat4x4<f32>(b[bt.x], b[bt.y], b[bt.z], b[bt.w]), k, c.b_row);
+    let to = 16u * of_k + of_i;
+    a_tile[to] = x[0];
+    a_tile[to + 16u] = x[1];
+    a_tile[to + 32u] = x[2];
+    a_tile[to + 48u] = x[3];
+    b_tile[to] = y[0];
+    b_tile[to + 16u] = y[1];
+    b_tile[to + 32u] = y[2];
+    b_tile[to + 48u] = y[3];
+}
