@@ -355,3 +355,15 @@ fn fixture_longest(recipe: &mut Recipe) {
         spec.sequence_length = MOST.sequence_length;
     }
 }
+
+#[test]
+fn more_and_shorter_sequences_than_dropout_has_room_for_are_refused() {
+    let mut recipe = Recipe { dropout: 0.25, batch: MOST, ..fixture::recipe(Method::dense()) };
+    fixture::change(&mut recipe, |spec| (spec.sequence_length, spec.vocabulary) = (16, 13));
+    let mut batch = random_batch(3, BatchShape { size: 8, sequence_length: 8 });
+    (batch.source, batch.lengths) = (Vec::new(), Vec::new());
+    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let refused = trainer.train_step(&Fixed(batch), FlipSampling::Skip);
+    let error = refused.expect_err("eight tiles per head, not four").to_string();
+    assert!(error.contains("dropout of attention"), "{error}");
+}
