@@ -210,10 +210,7 @@ impl Backend for CudaBackend {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let profile = self.gpu.profile();
-        if profile.is_taken() {
-            profile.set_product(product(op));
-        }
+        self.gpu.profile().set_product(product(op));
         match op {
             Op::Sparse(op) => self.sparse(op),
             Op::Dense(op) => self.dense(op),

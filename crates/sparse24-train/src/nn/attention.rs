@@ -292,20 +292,16 @@ impl Attention {
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);
         let shape = AttentionShape { batch, heads: self.heads, queries, keys, mask: self.mask };
         let drawn = self.dropout.and_then(|site| pass.dropout_at(site));
-        let dropout = match drawn.zip(kept.kept) {
-            None => None,
-            Some((drawn, kept)) => {
-                // Tiles are whole, so more and shorter sequences have more of them.
-                let found = [batch * self.heads, shape.tile_words()];
-                if found[0] * found[1] > kept.elements() {
-                    let (operation, operand) = ("dropout of attention", "the batch, in tiles,");
-                    let expected = kept.shape;
-                    return Err(Error::Operand { operation, operand, expected, found });
-                }
-                Some(AttentionDropout { drawn, kept: kept.packed(found) })
+        let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| {
+            // Tiles are whole, so more and shorter sequences have more of them.
+            let (found, expected) = ([batch * self.heads, shape.tile_words()], kept.shape);
+            if found[0] * found[1] > kept.elements() {
+                let (operation, operand) = ("dropout of attention", "the batch, in tiles,");
+                return Err(Error::Operand { operation, operand, expected, found });
             }
-        };
-        let lengths = streams.lengths;
+            Ok(AttentionDropout { drawn, kept: kept.packed(found) })
+        });
+        let (dropout, lengths) = (dropout.transpose()?, streams.lengths);
         let (o, lse) = (kept.operands.o, kept.lse);
         Ok(AttentionForward { shape, q, k, v, lengths, dropout, o, lse })
     }

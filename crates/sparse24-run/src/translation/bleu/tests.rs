@@ -1,3 +1,5 @@
+//! Tokens and scores beside sacrebleu's.
+
 use super::*;
 
 const LINES: &str = include_str!("../../../assets/corpus.txt");
@@ -50,7 +52,8 @@ struct Pairs {
 impl Pairs {
     fn new() -> Self {
         let singles = "    abcdeABC0123456789....,,,,----&&;;:!?'\"()[]{}<>/@#$%^*_`~|+=\\\
-                       \u{e4}\u{df}\u{20ac}\u{201e}\u{201c}\u{2013}\u{a0}\u{2009}\u{3000}\t\u{1c}\u{85}";
+                       \u{e4}\u{df}\u{20ac}\u{201e}\u{201c}\u{2013}\u{a0}\u{2009}\
+                       \u{3000}\t\u{1c}\u{85}";
         let characters = singles.split("").filter(|single| !single.is_empty());
         let others = ["&amp;", "&quot;", "&lt;", "<skipped>", "-\n", "\n"];
         let lines = LINES.split('\n').collect();
