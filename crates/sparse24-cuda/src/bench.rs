@@ -10,6 +10,7 @@ mod input;
 mod machine;
 mod nvml;
 mod peer;
+mod peer_kernels;
 mod products;
 mod report;
 mod size;
@@ -28,6 +29,7 @@ use timing::{Contestant, contest};
 
 pub use machine::{Known, Machine};
 pub use nvml::Reading;
+pub use peer_kernels::peer_kernels;
 pub use products::products;
 pub use report::{Block, Measured, Outcome, Peer, PlanTime, Record, Report};
 pub use size::Size;

@@ -193,6 +193,9 @@ pub const SOURCES: &[Source] = sources! {
         "embed_positions",
     ], ALL, Off;
     "flip_count" Mask: ["flip_count"], ALL, Off;
+    "geglu_peers" Activation: [
+        "transposed_geglu_forward", "strided_geglu_forward",
+    ], ALL, On;
     "grad_norm" Optimizer: ["square_sums", "norm_of_sums"], ALL, Off;
     "l1_distance" Optimizer: ["l1_distance"], ALL, Off;
     "loss" Loss: ["head_loss", "loss_forward", "squared_error", "span_loss", "loss_sum"], ALL, On;
@@ -200,6 +203,7 @@ pub const SOURCES: &[Source] = sources! {
         "mask_search_f32", "mask_search_bf16", "row_mask_search_f32", "row_mask_search_bf16",
         "column_mask_search_f32", "column_mask_search_bf16",
     ], ALL, Off;
+    "mask_search_peers" Mask: ["greedy_mask_search_f32", "pattern_mask_search_f32"], ALL, Off;
     "mvue_compress" Mvue: ["mvue_compress_exact", "mvue_compress_approximate"], ALL, Off;
     "norm" Norm: [
         "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8",

@@ -28,6 +28,13 @@ pub enum Work {
         /// Shape of the weight: `[out, in]`.
         weight: [usize; 2],
     },
+    /// A kernel of a sparse product, see [`Profile::set_product`].
+    SparseProduct {
+        /// `forward`, `dgrad` or `wgrad`.
+        pass: &'static str,
+        /// Shape of the weight: `[out, in]`.
+        weight: [usize; 2],
+    },
     /// A copy or a fill.
     Copy,
 }
@@ -41,6 +48,7 @@ impl Work {
     pub fn kind(self) -> Kind {
         match self {
             Self::Product { .. } => Kind::DenseProduct,
+            Self::SparseProduct { .. } => Kind::SparseProduct,
             Self::Copy => Kind::Copy,
             Self::Kernel(entry) => {
                 kernels::source_of(entry)
@@ -68,6 +76,7 @@ pub struct Profile(Arc<Record>);
 struct Record {
     on: AtomicBool,
     spans: Mutex<Vec<(Work, CudaEvent, CudaEvent)>>,
+    product: Mutex<Option<(&'static str, [usize; 2])>>,
 }
 
 impl Profile {
@@ -96,6 +105,20 @@ impl Profile {
         spans.into_iter().map(span).collect()
     }
 
+    /// Names the pass and the weight's shape of the sparse products that are queued from now on.
+    pub fn set_product(&self, product: Option<(&'static str, [usize; 2])>) {
+        *self.0.product.lock().unwrap_or_else(PoisonError::into_inner) = product;
+    }
+
+    /// The work, with a sparse product under its name.
+    fn named(&self, work: Work) -> Work {
+        let product = *self.0.product.lock().unwrap_or_else(PoisonError::into_inner);
+        match product.filter(|_| work.kind() == Kind::SparseProduct) {
+            Some((pass, weight)) => Work::SparseProduct { pass, weight },
+            None => work,
+        }
+    }
+
     pub(crate) fn begin(&self, stream: &CudaStream) -> Result<Option<CudaEvent>, Error> {
         self.is_taken().then(|| event(stream)).transpose()
     }
@@ -107,7 +130,7 @@ impl Profile {
         stream: &CudaStream,
     ) -> Result<(), Error> {
         if let Some(start) = start {
-            let end = event(stream)?;
+            let (end, work) = (event(stream)?, self.named(work));
             self.0.spans.lock().unwrap_or_else(PoisonError::into_inner).push((work, start, end));
         }
         Ok(())

@@ -34,7 +34,8 @@ pub struct Batch {
     /// Targets that are not [`IGNORE`](HeadLoss::IGNORE).
     pub counted: usize,
     /// The shape, where it is not that of all batches; it has at most their tokens, in sequences of
-    /// at most their length.
+    /// at most their length. With dropout of attention, it has at most their 64x64 tiles, which are
+    /// whole in every sequence.
     pub shape: Option<BatchShape>,
 }
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use serde_json::json;
 use sparse24_run::{
     Error, ErrorKind,
-    data::{DEFAULT_PIECES, HeldOut, Preparation, TokenizerSource},
+    data::{DEFAULT_PIECES, FEWEST, HeldOut, Preparation, TokenizerKind, TokenizerSource},
 };
 
 use crate::{
-    failure::Failure,
+    failure::{Exit, Failure},
     output::{note, say, word},
     progress::WorkProgress,
     signals::Signals,
@@ -53,6 +53,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let is_bpe = matches!(args.tokenizer, TokenizerSource::Kind(TokenizerKind::Bpe));
+    if is_bpe && args.pieces < FEWEST {
+        let problem = format!(
+            "--pieces {}: expected at least {FEWEST} for bpe, which starts with all bytes and four \
+             special tokens",
+            args.pieces
+        );
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     let signals = Signals::listen_for_stop()?;
     let preparation = Preparation {
         data: &args.data,

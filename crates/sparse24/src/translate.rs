@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if let Some(text) = &references {
             let text = match tokenizer.kind() {
                 // Its references may be pieces, as its data are; translations are words.
-                TokenizerKind::Dictionary => text.replace("@@ ", ""),
+                TokenizerKind::Dictionary => text.replace("@@ ", "").replace("@@\n", "\n"),
                 _ => text.clone(),
             };
             let pairs = translations.iter().zip(text.lines());

@@ -16,7 +16,7 @@ const MODELS: &str = "crates/sparse24-train/src/model/";
 const SUBJECT_LINES: usize = 10_400;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 2_895_000;
+const TOTAL: usize = 2_912_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {

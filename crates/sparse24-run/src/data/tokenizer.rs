@@ -96,7 +96,7 @@ pub(crate) const PADDING: u32 = 1;
 pub const END: u32 = 2;
 
 /// The fewest tokens of a vocabulary of merged bytes: four special ones and the bytes.
-pub(crate) const FEWEST: u32 = 4 + 256;
+pub const FEWEST: u32 = 4 + 256;
 
 /// Pieces of a vocabulary that is trained, by default: as many as the paper's BERT has.
 pub const DEFAULT_PIECES: usize = 32_768;

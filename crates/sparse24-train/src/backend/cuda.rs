@@ -22,7 +22,7 @@ use self::{
 };
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Op, Plans, Region, StepReport, Tensor,
+    MaskId, Op, Plans, Region, StepReport, Tensor, op::DenseOp,
 };
 use crate::Error;
 
@@ -210,6 +210,7 @@ impl Backend for CudaBackend {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.gpu.profile().set_product(product(op));
         match op {
             Op::Sparse(op) => self.sparse(op),
             Op::Dense(op) => self.dense(op),
@@ -257,6 +258,17 @@ impl Backend for CudaBackend {
         let Health { grad_norm, non_finite } = Health::of_words(health);
         self.gpu.fill_bytes(self.health, 0)?;
         Ok(StepReport { losses, grad_norm, non_finite })
+    }
+}
+
+/// The pass of a product, and the shape of its weight.
+fn product(op: &Op<'_>) -> Option<(&'static str, [usize; 2])> {
+    let Op::Dense(op) = op else { return None };
+    match op {
+        DenseOp::LinearForward(op) => Some(("forward", [op.z.shape[1], op.x.shape[1]])),
+        DenseOp::LinearDgrad(op) => Some(("dgrad", [op.dz.shape[1], op.dx.shape[1]])),
+        DenseOp::LinearWgrad(op) => Some(("wgrad", op.dw.shape)),
+        _ => None,
     }
 }
 

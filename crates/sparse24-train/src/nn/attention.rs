@@ -210,7 +210,7 @@ impl Attention {
     ) -> Result<(), Error> {
         self.project(pass, streams.x, kept.operands.q)?;
         self.project_memory(pass, streams.memory(), kept)?;
-        let op = self.operation(pass, streams, kept);
+        let op = self.operation(pass, streams, kept)?;
         pass.run(op)?;
         self.out.forward(pass, kept.operands.o, y)
     }
@@ -268,7 +268,7 @@ impl Attention {
         dmemory: Option<Tensor>,
     ) -> Result<(), Error> {
         self.out.backward(pass, kept.operands.o, dy, scratch.o)?;
-        let forward = self.operation(pass, streams, kept);
+        let forward = self.operation(pass, streams, kept)?;
         pass.run(AttentionBackward { forward, d_o: scratch.o, dqkv: scratch.qkv() })?;
         self.q.backward(pass, streams.x, scratch.q, dx)?;
         let (Some(projection), Some(dkv), Some(delta)) = (&self.kv, scratch.kv, dmemory) else {
@@ -286,17 +286,23 @@ impl Attention {
         pass: &Pass<'_>,
         streams: Streams,
         kept: AttentionActivations,
-    ) -> AttentionForward {
+    ) -> Result<AttentionForward, Error> {
         let [q, k, v] = kept.operands.qkv();
         let BatchShape { size: batch, sequence_length: queries } = pass.batch;
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);
         let shape = AttentionShape { batch, heads: self.heads, queries, keys, mask: self.mask };
         let drawn = self.dropout.and_then(|site| pass.dropout_at(site));
         let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| {
-            let kept = kept.packed([batch * self.heads, shape.tile_words()]);
-            AttentionDropout { drawn, kept }
+            // Tiles are whole, so more and shorter sequences have more of them.
+            let (found, expected) = ([batch * self.heads, shape.tile_words()], kept.shape);
+            if found[0] * found[1] > kept.elements() {
+                let (operation, operand) = ("dropout of attention", "the batch, in tiles,");
+                return Err(Error::Operand { operation, operand, expected, found });
+            }
+            Ok(AttentionDropout { drawn, kept: kept.packed(found) })
         });
-        let lengths = streams.lengths;
-        AttentionForward { shape, q, k, v, lengths, dropout, o: kept.operands.o, lse: kept.lse }
+        let (dropout, lengths) = (dropout.transpose()?, streams.lengths);
+        let (o, lse) = (kept.operands.o, kept.lse);
+        Ok(AttentionForward { shape, q, k, v, lengths, dropout, o, lse })
     }
 }

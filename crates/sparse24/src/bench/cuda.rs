@@ -6,6 +6,7 @@ use super::Args;
 use crate::failure::Failure;
 
 mod kernels;
+mod layers;
 mod operations;
 mod step;
 mod table;

@@ -102,6 +102,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out out --tokenizer text", 3, "text: not a WordPiece vocabulary*same piece"),
         ("text --out out --tokenizer lines.jsonl", 3, "lines.jsonl: not a WordPiece"),
         ("text --out out --tokenizer wordpiece --pieces 5", 2, "--pieces*5"),
+        ("text --out out --tokenizer bpe --pieces 259", 2, "--pieces 259: *at least 260"),
         ("text --out out --validation=0", 2, "--validation*0"),
         ("text --out out --validation=1", 2, "--validation*1"),
         ("text --out out --validation=NaN", 2, "NaN*--validation*share"),

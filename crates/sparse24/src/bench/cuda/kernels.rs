@@ -10,13 +10,14 @@ use regex::Regex;
 use serde_json::json;
 use sparse24_cuda::{
     Device, Settings,
-    bench::{self, Bench, Effort, Outcome, Record, Report, Size, products},
+    bench::{self, Bench, Effort, Outcome, Record, Report, Size, peer_kernels, products},
 };
 use sparse24_run::Error;
 use sparse24_train::backend::BackendSettings;
 
 use super::{
     Args,
+    layers::{Layer, layers},
     operations::{Operation, operations},
     table,
 };
@@ -27,10 +28,11 @@ use crate::{
     signals::Signals,
 };
 
-/// An operation of a backend, or a kernel below with all its plans and competitors.
+/// An operation of a backend, a kernel below with all its plans and competitors, or a layer.
 enum Case {
     Operation(Operation),
     Product(bench::Case),
+    Layer(Layer),
 }
 
 impl Case {
@@ -39,6 +41,7 @@ impl Case {
         match self {
             Self::Operation(case) => (case.kernel, &case.shape, case.entries),
             Self::Product(case) => (case.kernel, &case.shape, case.entries),
+            Self::Layer(case) => (case.kernel, &case.shape, &[]),
         }
     }
 }
@@ -46,7 +49,9 @@ impl Case {
 /// The cases for some sizes, without duplicates, grouped by kernel.
 fn cases(sizes: &[Size]) -> Vec<Case> {
     let operations = sizes.iter().flat_map(operations).map(Case::Operation);
-    let all = operations.chain(sizes.iter().flat_map(products).map(Case::Product));
+    let of_kernels = |size| products(size).into_iter().chain(peer_kernels(size));
+    let products = sizes.iter().flat_map(of_kernels).map(Case::Product);
+    let all = operations.chain(products).chain(sizes.iter().flat_map(layers).map(Case::Layer));
     let (mut kernels, mut seen, mut cases) = (Vec::new(), HashSet::new(), Vec::new());
     for case in all {
         let (kernel, shape, _) = case.names();
@@ -91,6 +96,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 Case::Product(case) => bench.run(case),
                 Case::Operation(case) => {
                     let prepared = case.prepare(settings.clone(), |bytes| bench.set_count(bytes));
+                    bench.time(case.kernel, &case.shape, prepared)
+                }
+                Case::Layer(case) => {
+                    let prepared = case.prepare(settings.clone());
                     bench.time(case.kernel, &case.shape, prepared)
                 }
             };

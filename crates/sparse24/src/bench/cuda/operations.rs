@@ -21,8 +21,10 @@ use sparse24_train::{
 const LENGTH: usize = 1024;
 /// GPT-2's number of tokens.
 const VOCABULARY: usize = 50257;
-/// The widest model with heads of 64; those of others have 128.
-const GPT2: usize = 1600;
+/// The dimension of a head: 64 up to GPT-2's largest width.
+pub(super) fn head_dimension(width: usize) -> usize {
+    if width <= 1600 { 64 } else { 128 }
+}
 
 /// An operation and its sizes.
 pub(super) struct Operation {
@@ -245,7 +247,7 @@ fn rows(size: &Size) -> Vec<Operation> {
 /// Causal attention within each sequence, with q, k and v side by side.
 fn attention(size: &Size) -> Vec<Operation> {
     let Some(width) = size.width() else { return Vec::new() };
-    let head = if width <= GPT2 { 64 } else { 128 };
+    let head = head_dimension(width);
     let (batch, heads) = (TOKENS / LENGTH, width / head);
     let case = |kernel, name, entries, drops, matrices: usize| {
         let bytes = matrices * 2 * TOKENS * heads * head;
@@ -264,12 +266,17 @@ fn attention(size: &Size) -> Vec<Operation> {
 }
 
 /// A GPU and the operands of an operation on it.
-pub(super) struct Gpu(CudaBackend);
+pub(super) struct Gpu(pub(super) CudaBackend);
 
 impl Owner for Gpu {
     fn device(&mut self) -> &mut Device {
         self.0.gpu()
     }
+}
+
+/// The error of an operation whose results were correct before.
+pub(super) fn of_driver(error: Error) -> sparse24_cuda::Error {
+    sparse24_cuda::Error::Driver { what: "an operation".to_owned(), code: error.to_string() }
 }
 
 impl Operation {
@@ -298,12 +305,8 @@ impl Operation {
         }
         let flops = all[0].iter().map(Op::flops).sum();
         let count = all.len();
-        let launch = move |Gpu(gpu): &mut Gpu, set: usize| {
-            gpu.sequence(&all[set]).map_err(|error| sparse24_cuda::Error::Driver {
-                what: "an operation".to_owned(),
-                code: error.to_string(),
-            })
-        };
+        let launch =
+            move |Gpu(gpu): &mut Gpu, set: usize| gpu.sequence(&all[set]).map_err(of_driver);
         Ok(bench::Operation {
             owner: Gpu(gpu),
             verified: "every element, within 1/32 of the CPU backend's",
@@ -333,7 +336,7 @@ impl Operation {
             let outputs = found.outputs.iter().zip(&expected.outputs).enumerate();
             for (at, (&found, &expected)) in outputs.filter(|(_, (t, _))| t.dtype != DType::U32) {
                 let (found, expected) = (backend.download(found)?, reference.download(expected)?);
-                if let Some(difference) = distant(&found, &expected) {
+                if let Some(difference) = distant(&found, &expected, WITHIN) {
                     return Ok(Some(format!("output {at}, {difference}")));
                 }
             }
@@ -342,14 +345,17 @@ impl Operation {
     }
 }
 
-/// The first element that is further from the expected one than 1/32 of it and of the root mean
-/// square of all: sixteen roundings to bf16, of which sums have many of either sign.
-fn distant(found: &[f32], expected: &[f32]) -> Option<String> {
+/// Sixteen roundings to bf16, of which sums have many of either sign.
+const WITHIN: f64 = 1.0 / 32.0;
+
+/// The first element that is further from the expected one than this share of it and of the root
+/// mean square of all.
+pub(super) fn distant(found: &[f32], expected: &[f32], within: f64) -> Option<String> {
     let squares: f64 = expected.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let typical = (squares / expected.len().max(1) as f64).sqrt();
     let is_near = |(found, expected): (&f32, &f32)| {
         let (found, expected) = (f64::from(*found), f64::from(*expected));
-        (found - expected).abs() <= (expected.abs() + typical) / 32.0
+        (found - expected).abs() <= within * (expected.abs() + typical)
     };
     let at = found.iter().zip(expected).position(|pair| !is_near(pair))?;
     Some(format!("element {at}: found {}, expected {}", found[at], expected[at]))
@@ -357,7 +363,10 @@ fn distant(found: &[f32], expected: &[f32]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use sparse24_cuda::{bench::products, kernels::SOURCES};
+    use sparse24_cuda::{
+        bench::{peer_kernels, products},
+        kernels::SOURCES,
+    };
 
     use super::*;
 
@@ -376,7 +385,8 @@ mod tests {
     fn every_kernel_has_a_case() {
         let sizes = Size::all();
         let operations: Vec<_> = sizes.iter().flat_map(operations).collect();
-        let products: Vec<_> = sizes.iter().flat_map(products).collect();
+        let of_kernels = |size| products(size).into_iter().chain(peer_kernels(size));
+        let products: Vec<_> = sizes.iter().flat_map(of_kernels).collect();
         let entries = operations.iter().flat_map(|case| case.entries);
         let covered: Vec<&str> =
             entries.chain(products.iter().flat_map(|case| case.entries)).copied().collect();
@@ -412,9 +422,9 @@ mod tests {
 
     #[test]
     fn differences_are_noticed() {
-        assert_eq!(distant(&[1.0, 100.0], &[1.0, 101.0]), None);
+        assert_eq!(distant(&[1.0, 100.0], &[1.0, 101.0], WITHIN), None);
         for found in [[1.0, 106.0], [f32::NAN, 100.0], [5.0, 100.0]] {
-            assert!(distant(&found, &[1.0, 100.0]).is_some(), "{found:?}");
+            assert!(distant(&found, &[1.0, 100.0], WITHIN).is_some(), "{found:?}");
         }
     }
 }

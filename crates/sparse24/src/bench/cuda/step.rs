@@ -279,8 +279,8 @@ fn kinds(spans: &[Span], parameters: &[(&str, [usize; 2])], steps: f64, step_ms:
     sorted(sums.into_iter().map(kind).collect())
 }
 
-/// The name of work within its kind: a kernel without the sizes of its tile, or a dense product by
-/// its parameter without the layer, e.g. `attn.c_attn, forward`.
+/// The name of work within its kind: a kernel without the sizes of its tile, or a product by its
+/// parameter without the layer, e.g. `attn.c_attn, forward`.
 fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
     let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
     // The name without the words up to the number of a layer.
@@ -294,7 +294,8 @@ fn name(work: Work, parameters: &[(&str, [usize; 2])]) -> String {
         Work::Kernel(entry) => {
             entry.split('_').take_while(|word| !is_number(word)).collect::<Vec<_>>().join("_")
         }
-        Work::Product { pass, weight: [r, q], .. } => {
+        Work::Product { pass, weight: [r, q], .. }
+        | Work::SparseProduct { pass, weight: [r, q] } => {
             // The head multiplies by more rows than its parameter has: padding to 128.
             let fits = |&&(_, [rows, columns]): &&(&str, [usize; 2])| {
                 columns == q && rows <= r && r < rows + 128
@@ -389,6 +390,8 @@ mod tests {
             (product("wgrad", [50304, 768]), 8.0),
             (product("dgrad", [5, 7]), 2.0),
             (product("dgrad", [768, 768]), 1.0),
+            (Work::SparseProduct { pass: "dgrad", weight: [2304, 768] }, 0.25),
+            (Work::SparseProduct { pass: "forward", weight: [2304, 768] }, 0.5),
             (Work::Copy, 0.5),
         ]
         .map(|(work, ms)| Span { work, ms });
@@ -397,7 +400,12 @@ mod tests {
             kinds.iter().map(|part| (part.name.as_str(), part.ms, part.launches)).collect();
         assert_eq!(
             found,
-            [("dense products", 7.5, 2.0), ("norm", 1.5, 1.5), ("copies and fills", 0.25, 0.5)]
+            [
+                ("dense products", 7.5, 2.0),
+                ("norm", 1.5, 1.5),
+                ("sparse products", 0.375, 1.0),
+                ("copies and fills", 0.25, 0.5)
+            ]
         );
         assert_eq!(kinds[0].percent, 75.0);
         let parts = |kind: usize| -> Vec<&str> {
@@ -408,7 +416,8 @@ mod tests {
             ["wte, wgrad", "attn.c_attn, forward", "5x7, dgrad", "attention.output.dense, dgrad"]
         );
         assert_eq!(parts(1), ["norm_forward", "norm_backward"]);
-        assert!(parts(2).is_empty());
+        assert_eq!(parts(2), ["attn.c_attn, forward", "attn.c_attn, dgrad"]);
+        assert!(parts(3).is_empty());
     }
 
     /// A trainer on the CPU.
