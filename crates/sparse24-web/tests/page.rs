@@ -12,7 +12,7 @@ use std::{
 };
 
 use sparse24_run::{
-    config::PRESETS,
+    config::preset::PRESETS,
     data::{Corpus, Dataset, Draw, Tokenizer, VALIDATION_FRACTION},
 };
 use sparse24_train::{
@@ -63,10 +63,10 @@ fn the_page_trains_in_a_browser() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/index.html");
     let page = fs::read_to_string(page).expect("`cargo xtask web` built the page");
     let (document, console) = visit(browser, &page, 20, &["--dump-dom".into()]);
+    assert_eq!(console, "");
     let losses: Vec<f64> =
         part(&document, "record").split(' ').map(|loss| loss.parse().unwrap()).collect();
     println!("{}\nlosses {losses:?}", part(&document, "device"));
-    assert_eq!(console, "");
     assert_eq!(losses.len(), 20);
     // ln 256 = 5.55 is the loss of a uniform guess.
     assert!((5.3..5.8).contains(&losses[0]) && losses[19] <= losses[0] - 0.5, "{losses:?}");
@@ -102,15 +102,15 @@ fn visit(browser: &str, page: &str, steps: u32, arguments: &[OsString]) -> (Stri
                 clearInterval(wait);
                 if (!part('problem').hidden) console.error(part('problem').textContent);
                 const record = document.createElement('p');
-                record.id = 'record';
                 record.hidden = true;
+                record.id = 'record';
                 record.textContent = losses.map((point) => point[1]).join(' ');
                 document.body.append(record);
                 fetch('/done');
             }
         }, 100);
         </script></body>";
-    let page = Arc::new(page.replace("</body>", watch).replace("id=\"record\" hidden", ""));
+    let page = Arc::new(page.replace("</body>", watch));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/?stop={steps}", listener.local_addr().unwrap());
     let done = Arc::new((Mutex::new(false), Condvar::new()));
