@@ -18,7 +18,7 @@ pub(crate) fn build() -> Result<ExitCode> {
     let bind = ["--target", "no-modules", "--no-typescript", "--out-name", "page", "--out-dir"];
     let wasm = built.join("sparse24_web.wasm");
     output(Command::new("wasm-bindgen").args(bind).arg(&out).arg(wasm), root).map_err(|error| {
-        format!("{error}; `cargo install wasm-bindgen-cli` has an option --version, and Cargo.lock the version")
+        format!("{error}; crates/sparse24-web/README.md says how to install wasm-bindgen")
     })?;
     let read = |name: &str| fs::read_to_string(root.join("crates/sparse24-web/page").join(name));
     let wasm = fs::read(out.join("page_bg.wasm"))?;

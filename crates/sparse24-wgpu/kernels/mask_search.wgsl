@@ -55,12 +55,12 @@ fn columns_of(code: u32) -> u32 {
 fn bits_of(code: u32) -> u32 {
     if code >= 112u {
         let a = columns_of(code - 112u);
-        return a * 0x11u | (a ^ 15u) * 0x1100u;
+        return (a * 0x11u) | ((a ^ 15u) * 0x1100u);
     }
     if code < 64u {
         let a = columns_of(code >> 3u);
         let b = columns_of(code & 7u);
-        return a | (a ^ 15u) << 4u | b << 8u | (b ^ 15u) << 12u;
+        return a | ((a ^ 15u) << 4u) | (b << 8u) | ((b ^ 15u) << 12u);
     }
     // The pairs 01, 02, 03, 12, 13, 23 in two bits each, and the complement from the end.
     let pair = ((code - 64u) >> 3u) * 2u;
@@ -71,8 +71,9 @@ fn bits_of(code: u32) -> u32 {
     let above = select(i, l, (code & 1u) != 0u);
     let upper = select(j, k, (code & 2u) != 0u);
     let lower = select(j, k, (code & 4u) != 0u);
-    return (above | upper) | (above | (upper ^ j ^ k)) << 4u
-        | ((above ^ i ^ l) | lower) << 8u | ((above ^ i ^ l) | (lower ^ j ^ k)) << 12u;
+    let below = above ^ i ^ l;
+    return (above | upper) | ((above | (upper ^ j ^ k)) << 4u)
+        | ((below | lower) << 8u) | ((below | (lower ^ j ^ k)) << 12u);
 }
 
 // sparse24_core::search::code.
