@@ -136,15 +136,15 @@ fn transposable(tile: u32) -> u32 {
 }
 
 fn row_wise(tile: u32) -> u32 {
-    return largest_two(row(tile, 0u)) | largest_two(row(tile, 1u)) << 4u
-        | largest_two(row(tile, 2u)) << 8u | largest_two(row(tile, 3u)) << 12u;
+    return largest_two(row(tile, 0u)) | (largest_two(row(tile, 1u)) << 4u)
+        | (largest_two(row(tile, 2u)) << 8u) | (largest_two(row(tile, 3u)) << 12u);
 }
 
 fn column_wise(tile: u32) -> u32 {
     let m = transpose_rows(row(tile, 0u), row(tile, 1u), row(tile, 2u), row(tile, 3u));
     return tile_transposed(
-        largest_two(m[0]) | largest_two(m[1]) << 4u | largest_two(m[2]) << 8u
-            | largest_two(m[3]) << 12u,
+        largest_two(m[0]) | (largest_two(m[1]) << 4u) | (largest_two(m[2]) << 8u)
+            | (largest_two(m[3]) << 12u),
     );
 }
 
