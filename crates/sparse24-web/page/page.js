@@ -77,7 +77,7 @@ async function look() {
 
 async function sample() {
   set("status", "Sampling");
-  set("sample", await session.sample(160));
+  set("sample", await session.sample(64));
   set("sampled", `After step ${step}.`);
 }
 
