@@ -39,7 +39,11 @@ pub fn recipe(seed: u64) -> Recipe {
         steps: STEPS,
         batch: BATCH,
         checkpointing: ActivationCheckpointing::None,
-        gradient_accumulation: GradientAccumulation::constant(NonZeroU32::MIN),
+        gradient_accumulation: GradientAccumulation {
+            first: NonZeroU32::MIN,
+            last: NonZeroU32::MIN,
+            steps: STEPS,
+        },
         dropout: 0.0,
         optimizer: Optimizer {
             rule: UpdateRule::AdamW(Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8 }),
@@ -54,7 +58,7 @@ pub fn recipe(seed: u64) -> Recipe {
             warmup_steps: 150,
             decay_steps: STEPS,
             decay: Decay::Cosine,
-            cooldown_steps: 1,
+            cooldown_steps: 150,
         },
         seed,
     }
