@@ -12,6 +12,7 @@ use kernels::Selection;
 mod gpu_bundle;
 mod kernels;
 mod tidy;
+mod web;
 
 /// The error is one sentence for the developer.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -25,6 +26,8 @@ enum Task {
     Kernels(Selection),
     /// Pack tests, benchmarks and the command for a GPU host without Rust
     GpuBundle(Selection),
+    /// Build the page of sparse24-web, target/web/index.html (needs wasm-bindgen)
+    Web,
 }
 
 /// The workspace's root.
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Kernels(selection) => kernels::build(&selection),
         Task::GpuBundle(selection) => gpu_bundle::run(selection),
+        Task::Web => web::build(),
     };
     ended.unwrap_or_else(|error| {
         eprintln!("{error}");

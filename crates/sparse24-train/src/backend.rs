@@ -47,6 +47,12 @@ pub type Copied = Box<dyn FnOnce() -> Result<Vec<Vec<f32>>, Error> + Send>;
 /// A step's report on its way to the host, see [`Backend::start_report`].
 pub type PendingReport = Box<dyn FnOnce(&mut dyn Backend) -> Result<StepReport, Error> + Send>;
 
+/// A mask on its way to the host, see [`Memory::start_mask`].
+pub type PendingMask = Box<dyn FnOnce() -> Result<Mask, Error> + Send>;
+
+/// A number of flips on its way to the host, see [`Backend::start_flip_count`].
+pub type PendingCount = Box<dyn FnOnce() -> Result<u64, Error> + Send>;
+
 /// The outcome of a step, as the device reports it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
@@ -219,6 +225,11 @@ pub trait Memory {
     fn upload_mask(&mut self, to: MaskId, from: &Mask) -> Result<(), Error>;
     /// Device to host.
     fn download_mask(&mut self, from: MaskId) -> Result<Mask, Error>;
+    /// Starts to copy the present mask to the host; it may be read after later work was queued.
+    fn start_mask(&mut self, from: MaskId) -> Result<PendingMask, Error> {
+        let mask = self.download_mask(from)?;
+        Ok(Box::new(|| Ok(mask)))
+    }
 }
 
 /// A device that can train. See the [module documentation](self) for what holds for every
@@ -284,6 +295,11 @@ pub trait Backend: Memory + Send {
 
     /// |a - b|_1, see [`sparse24_core::flip::flip_count`].
     fn flip_count(&mut self, a: MaskId, b: MaskId) -> Result<u64, Error>;
+    /// Starts to count; the count may be read after later work was queued.
+    fn start_flip_count(&mut self, a: MaskId, b: MaskId) -> Result<PendingCount, Error> {
+        let count = self.flip_count(a, b)?;
+        Ok(Box::new(move || Ok(count)))
+    }
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
 

@@ -46,7 +46,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
-    fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Vec<f32>, Error> {
+    fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Tensor, Error> {
         Err(no_text())
     }
 

@@ -23,12 +23,13 @@ use sparse24_core::{
 use crate::{
     Error,
     backend::{
-        Backend, Capabilities, DType, GraphId, MaskId, Plans, Region, TableId, Tensor,
+        Backend, Capabilities, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region,
+        TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     method::{Method, Phase, PhaseKind},
     model::{ActivationCheckpointing, Model, ModelSpec},
-    nn::{BatchShape, Builder, DecayTable, NoWeightDecay, Parameters, Pass},
+    nn::{BatchShape, Builder, DecayTable, NoWeightDecay, Parameter, Parameters, Pass},
     objective::{Batch, Evaluation, Metrics, Objective},
     optim::{AdamVariant, Optimizer},
     schedule::{GradientAccumulation, Schedule},
@@ -177,6 +178,18 @@ pub struct Flips {
     pub flips: u64,
     /// Mask bits.
     pub weights: u64,
+}
+
+/// A step whose work is queued, see [`Trainer::start_step`].
+#[must_use = "a started step has to be finished"]
+pub struct StartedStep {
+    /// The index of its phase.
+    phase: usize,
+    learning_rate: f32,
+    /// Targets of each micro-batch.
+    targets: Vec<usize>,
+    report: PendingReport,
+    flips: Option<Vec<PendingCount>>,
 }
 
 /// The flip rate over all weights, see [`flip_rate`].
@@ -343,6 +356,20 @@ impl Trainer {
         objective: &dyn Objective,
         sampling: FlipSampling,
     ) -> Result<StepOutcome, Error> {
+        let started = self.start_step(objective, sampling)?;
+        self.finish_step(objective, started)
+    }
+
+    /// Queues the work of one optimizer step, for a caller that must not wait: a browser's copies
+    /// arrive between [`Self::start_step`] and [`Self::finish_step`], which is called next.
+    ///
+    /// # Errors
+    /// Errors of [`Self::train_step`], except [`Error::NonFinite`].
+    pub fn start_step(
+        &mut self,
+        objective: &dyn Objective,
+        sampling: FlipSampling,
+    ) -> Result<StartedStep, Error> {
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
@@ -381,8 +408,7 @@ impl Trainer {
             PhaseKind::Dense => allocated.dense_table,
         };
         let decay = self.recipe.method.decay;
-        let watched = phase.watches();
-        if watched {
+        if phase.watches() {
             variances.keep(&mut **backend, parameters)?;
         }
         backend.reduce(table)?;
@@ -391,21 +417,44 @@ impl Trainer {
             backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
         })?;
         let losses = allocated.losses.first_rows(micro_steps as usize);
-        let report = backend.start_report(losses)?(&mut **backend)?;
+        let report = backend.start_report(losses)?;
+        let flips = match sampling {
+            FlipSampling::Sample => Some(self.start_flip_counts()?),
+            FlipSampling::Skip => None,
+        };
+        let learning_rate = state.learning_rate;
+        Ok(StartedStep { phase: index, learning_rate, targets, report, flips })
+    }
+
+    /// Waits for a started step, and brings masks and S(w) in line with its weights.
+    ///
+    /// # Errors
+    /// Errors of [`Self::train_step`].
+    pub fn finish_step(
+        &mut self,
+        objective: &dyn Objective,
+        started: StartedStep,
+    ) -> Result<StepOutcome, Error> {
+        let StartedStep { phase: index, learning_rate, targets, report, flips } = started;
+        let (step, phase) = (self.step() + 1, self.recipe.method.phases[index]);
+        let Self { backend, allocated: Allocated { parameters, variances, .. }, .. } = self;
+        let report = report(&mut **backend)?;
         if let Some(culprit) = report.non_finite {
             return Err(Error::NonFinite { step, what: self.divergence(objective, culprit)? });
         }
-
-        if watched {
+        let of_parameter = |(parameter, count): (&Parameter, PendingCount)| -> Result<_, Error> {
+            let weights = parameter.weight.elements() as u64;
+            Ok(Flips { name: parameter.spec.name.clone(), flips: count()?, weights })
+        };
+        let count = |counts: Vec<PendingCount>| -> Result<Vec<Flips>, Error> {
+            parameters.sparsifiable().zip(counts).map(of_parameter).collect()
+        };
+        let flips = flips.map(count).transpose()?;
+        if phase.watches() {
             let change = variances.change(&mut **backend, parameters)?;
             self.progress.variance_changes.push(change);
         }
         self.advance(index)?;
-        let flips = match sampling {
-            FlipSampling::Sample => Some(self.count_flips()?),
-            FlipSampling::Skip => None,
-        };
-        let learning_rate = state.learning_rate;
         let loss = mean_loss(&report.losses, &targets);
         let grad_norm = report.grad_norm;
         Ok(StepOutcome { step, phase: phase.kind(), loss, learning_rate, grad_norm, flips })
@@ -539,18 +588,11 @@ impl Trainer {
         })
     }
 
-    fn count_flips(&mut self) -> Result<Vec<Flips>, Error> {
+    fn start_flip_counts(&mut self) -> Result<Vec<PendingCount>, Error> {
         self.search_flips(1)?;
-        let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
-        parameters
-            .sparsifiable()
-            .zip(flip_masks)
-            .map(|(parameter, &mut [before, after])| {
-                let weights = parameter.weight.elements() as u64;
-                let flips = backend.flip_count(before, after)?;
-                Ok(Flips { name: parameter.spec.name.clone(), flips, weights })
-            })
-            .collect()
+        let Self { backend, allocated: Allocated { flip_masks, .. }, .. } = self;
+        let counts = flip_masks.iter().map(|&[a, b]| backend.start_flip_count(a, b));
+        counts.collect()
     }
 }
 

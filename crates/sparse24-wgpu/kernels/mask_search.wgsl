@@ -55,12 +55,12 @@ fn columns_of(code: u32) -> u32 {
 fn bits_of(code: u32) -> u32 {
     if code >= 112u {
         let a = columns_of(code - 112u);
-        return a * 0x11u | (a ^ 15u) * 0x1100u;
+        return (a * 0x11u) | ((a ^ 15u) * 0x1100u);
     }
     if code < 64u {
         let a = columns_of(code >> 3u);
         let b = columns_of(code & 7u);
-        return a | (a ^ 15u) << 4u | b << 8u | (b ^ 15u) << 12u;
+        return a | ((a ^ 15u) << 4u) | (b << 8u) | ((b ^ 15u) << 12u);
     }
     // The pairs 01, 02, 03, 12, 13, 23 in two bits each, and the complement from the end.
     let pair = ((code - 64u) >> 3u) * 2u;
@@ -71,8 +71,9 @@ fn bits_of(code: u32) -> u32 {
     let above = select(i, l, (code & 1u) != 0u);
     let upper = select(j, k, (code & 2u) != 0u);
     let lower = select(j, k, (code & 4u) != 0u);
-    return (above | upper) | (above | (upper ^ j ^ k)) << 4u
-        | ((above ^ i ^ l) | lower) << 8u | ((above ^ i ^ l) | (lower ^ j ^ k)) << 12u;
+    let below = above ^ i ^ l;
+    return (above | upper) | ((above | (upper ^ j ^ k)) << 4u)
+        | ((below | lower) << 8u) | ((below | (lower ^ j ^ k)) << 12u);
 }
 
 // sparse24_core::search::code.
@@ -135,15 +136,15 @@ fn transposable(tile: u32) -> u32 {
 }
 
 fn row_wise(tile: u32) -> u32 {
-    return largest_two(row(tile, 0u)) | largest_two(row(tile, 1u)) << 4u
-        | largest_two(row(tile, 2u)) << 8u | largest_two(row(tile, 3u)) << 12u;
+    return largest_two(row(tile, 0u)) | (largest_two(row(tile, 1u)) << 4u)
+        | (largest_two(row(tile, 2u)) << 8u) | (largest_two(row(tile, 3u)) << 12u);
 }
 
 fn column_wise(tile: u32) -> u32 {
     let m = transpose_rows(row(tile, 0u), row(tile, 1u), row(tile, 2u), row(tile, 3u));
     return tile_transposed(
-        largest_two(m[0]) | largest_two(m[1]) << 4u | largest_two(m[2]) << 8u
-            | largest_two(m[3]) << 12u,
+        largest_two(m[0]) | (largest_two(m[1]) << 4u) | (largest_two(m[2]) << 8u)
+            | (largest_two(m[3]) << 12u),
     );
 }
 

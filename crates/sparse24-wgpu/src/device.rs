@@ -12,10 +12,12 @@ use sparse24_core::op::StepState;
 
 use crate::{Error, Matrix, kernels::Kernel};
 
+mod arrivals;
 mod constants;
 mod memory;
 mod queue;
 
+pub use arrivals::Arrivals;
 pub use memory::Copied;
 pub use queue::Recorded;
 
@@ -55,15 +57,18 @@ impl Device {
     /// The adapters of this machine in words: GPUs first, then processors that imitate one.
     #[must_use]
     pub fn adapters() -> Vec<String> {
-        adapters().iter().map(|adapter| described(&adapter.get_info())).collect()
+        pollster::block_on(adapters())
+            .iter()
+            .map(|adapter| described(&adapter.get_info()))
+            .collect()
     }
 
     /// Opens an adapter without testing it.
     ///
     /// # Errors
     /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened.
-    pub(crate) fn open_untested(number: usize) -> Result<Self, Error> {
-        let mut found = adapters();
+    pub(crate) async fn request_untested(number: usize) -> Result<Self, Error> {
+        let mut found = adapters().await;
         if number >= found.len() {
             let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
             return Err(Error::NoAdapter { number, found });
@@ -71,7 +76,9 @@ impl Device {
         let adapter = found.swap_remove(number);
         let descriptor =
             wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
-        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+        let (device, queue) = adapter
+            .request_device(&descriptor)
+            .await
             .map_err(|error| Error::Driver(error.to_string()))?;
         let failure = Arc::new(Mutex::new(None));
         let first = |failure: &Mutex<Option<Failure>>, found: Failure| {
@@ -114,6 +121,12 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> String {
         described(&self.info)
+    }
+
+    /// A handle that waits for the copies of this device.
+    #[must_use]
+    pub fn arrivals(&self) -> Arrivals {
+        Arrivals::new(&self.device, &self.queue)
     }
 
     /// The largest matrix in bytes.
@@ -265,11 +278,11 @@ fn grid(groups: usize) -> [u32; 2] {
 }
 
 /// All adapters, the fastest kind first.
-fn adapters() -> Vec<wgpu::Adapter> {
+async fn adapters() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
-    let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    let mut found = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
     found.sort_by_key(|adapter| match adapter.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,

@@ -34,7 +34,7 @@ pub mod search;
 mod self_test;
 pub mod sums;
 
-pub use device::{Copied, Device, Recorded};
+pub use device::{Arrivals, Copied, Device, Recorded};
 pub use error::Error;
 pub use matrix::{Matrix, Tiles};
 

@@ -23,14 +23,22 @@ impl Device {
     /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened; [`Error::WrongResults`] if
     /// its results are not core's.
     pub fn open(number: usize) -> Result<Self, Error> {
-        let mut device = Self::open_untested(number)?;
-        check(&mut device)?;
+        pollster::block_on(Self::request(number))
+    }
+
+    /// Opens and tests an adapter without blocking the thread, for browsers.
+    ///
+    /// # Errors
+    /// Errors of [`Self::open`].
+    pub async fn request(number: usize) -> Result<Self, Error> {
+        let mut device = Self::request_untested(number).await?;
+        check(&mut device).await?;
         Ok(device)
     }
 }
 
 /// Compares masks and samples of 1024 tiles and 4096 groups with core's.
-fn check(device: &mut Device) -> Result<(), Error> {
+async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.
     let stream = Stream::new(24, SITE, 0, 0);
@@ -42,7 +50,9 @@ fn check(device: &mut Device) -> Result<(), Error> {
     let mask = device.alloc_tiles([SIDE, SIDE], PURPOSE)?;
     for kind in [MaskKind::Transposable, MaskKind::RowWise] {
         mask_search(device, w, kind, mask)?;
-        if device.download_mask(mask)? != search::mask_search(values.view(), kind)? {
+        let copied = device.copy_out(&[mask.words])?;
+        device.arrivals().all().await;
+        if mask.mask(&copied.read()?[0])? != search::mask_search(values.view(), kind)? {
             return Err(wrong(device, "masks"));
         }
     }
@@ -50,7 +60,9 @@ fn check(device: &mut Device) -> Result<(), Error> {
     device.set_step(&state)?;
     let out = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
     mvue_compress(device, w, Estimator::Exact, SITE, out)?;
-    let found = device.download(out)?;
+    let copied = device.copy_out(&[out])?;
+    device.arrivals().all().await;
+    let found = copied.read()?.swap_remove(0);
     let sampled = mvue::compress(values.view(), Estimator::Exact, state.stream(SITE))?.decode();
     let expected = sampled.t();
     if found.iter().zip(expected.iter()).any(|(&found, x)| found != x.to_bits()) {

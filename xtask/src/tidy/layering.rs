@@ -35,6 +35,7 @@ const WGPU: &str = "sparse24-wgpu";
 const TRAIN: &str = "sparse24-train";
 const CONFORMANCE: &str = "sparse24-conformance";
 const RUN: &str = "sparse24-run";
+const WEB: &str = "sparse24-web";
 const LAB: &str = "sparse24-lab";
 const COMMAND: &str = "sparse24";
 
@@ -53,6 +54,8 @@ const FLOORS: &[Floor] = &[
     ),
     floor(CONFORMANCE, &[CORE, TRAIN], &[], Some(&["half", "libm", "ndarray"])),
     floor(RUN, &[CORE, CPU, TRAIN], &[CUDA], None),
+    // Its tests compare with the command's runs.
+    floor(WEB, &[CORE, TRAIN], &[RUN], None),
     floor(LAB, &[CORE, TRAIN, RUN], &[], None),
     floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CONFORMANCE, CUDA], None),
     floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, CONFORMANCE, RUN, LAB, COMMAND], &[], None),

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 
 use sparse24_core::op::StepState;
+pub use sparse24_wgpu::Arrivals;
 use sparse24_wgpu::{
     Copied, Device as Gpu, Matrix, Recorded, Tiles, attention, elementwise, flip, health::Health,
     optimizer::Parameters,
@@ -18,7 +19,7 @@ use sparse24_wgpu::{
 use self::buffers::{Buffers, Scratch};
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Memory, Op, PendingReport, Region, StepReport, Tensor,
+    MaskId, Memory, Op, PendingCount, PendingReport, Region, StepReport, Tensor,
 };
 use crate::Error;
 
@@ -55,7 +56,7 @@ pub struct WgpuBackend {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     /// Elements are numbered in u32, four in a call.
-    const ELEMENTS: usize = (1 << 32) - 4;
+    const ELEMENTS: usize = u32::MAX as usize - 3;
     const fn limit(extent: Extent, at_most: usize) -> (Extent, Limit) {
         (extent, Limit { multiple_of: 1, at_most })
     }
@@ -81,13 +82,30 @@ impl WgpuBackend {
     /// [`Error::Device`] without such an adapter, or where its results are wrong;
     /// [`Error::Setting`] for an arithmetic that it does not have.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
+        Self::new(Gpu::open(settings.gpu)?, settings)
+    }
+
+    /// Opens an adapter without blocking the thread, for browsers.
+    ///
+    /// # Errors
+    /// Errors of [`Self::open`].
+    pub async fn request(settings: BackendSettings) -> Result<Self, Error> {
+        Self::new(Gpu::request(settings.gpu).await?, settings)
+    }
+
+    /// A handle that waits for the copies of this backend.
+    #[must_use]
+    pub fn arrivals(&self) -> Arrivals {
+        self.gpu.arrivals()
+    }
+
+    fn new(mut gpu: Gpu, settings: BackendSettings) -> Result<Self, Error> {
         if settings.arithmetic == Arithmetic::Bf16 {
             return Err(Error::Setting {
                 key: "backend.arithmetic".to_owned(),
                 problem: "the backend wgpu computes in f32; use \"native\"".to_owned(),
             });
         }
-        let mut gpu = Gpu::open(settings.gpu)?;
         let health = gpu.alloc("health", [1, 2], Region::Scratch.name())?;
         gpu.upload(health, &Health::SOUND)?;
         let flips = gpu.alloc("flips", [1, 1], Region::Scratch.name())?;
@@ -167,9 +185,18 @@ impl Backend for WgpuBackend {
     }
 
     fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
+        self.start_flip_count(MaskId(a), MaskId(b))?()
+    }
+
+    fn start_flip_count(
+        &mut self,
+        MaskId(a): MaskId,
+        MaskId(b): MaskId,
+    ) -> Result<PendingCount, Error> {
         elementwise::fill(&mut self.gpu, self.flips, 0)?;
         flip::flip_count(&mut self.gpu, self.masks[a], self.masks[b], self.flips)?;
-        Ok(self.gpu.download(self.flips)?[0].into())
+        let copied = self.gpu.copy_out(&[self.flips])?;
+        Ok(Box::new(|| Ok(copied.read()?[0][0].into())))
     }
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {

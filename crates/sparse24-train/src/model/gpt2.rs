@@ -193,7 +193,7 @@ impl Model for Gpt2 {
         self.head.outputs(pass)
     }
 
-    fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+    fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
         pass.backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         let x = self.forward(pass)?;
         self.head.next_logits(pass, x.rows(tokens.len() - 1..tokens.len()))

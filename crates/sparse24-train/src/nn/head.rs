@@ -72,7 +72,7 @@ pub trait PredictionHead: core::fmt::Debug + Send {
     }
 
     /// The logits of the token after the row x `[1, d]`, of a head that predicts the next token.
-    fn next_logits(&self, _: &mut Pass<'_>, _: Tensor) -> Result<Vec<f32>, Error> {
+    fn next_logits(&self, _: &mut Pass<'_>, _: Tensor) -> Result<Tensor, Error> {
         Err(no_text())
     }
 }
@@ -177,10 +177,15 @@ impl Head {
 
     /// The outputs for x, which has at most as many rows as logits are held at a time.
     pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
+        let out = self.queue_logits(pass, x)?;
+        pass.backend.download(out)
+    }
+
+    fn queue_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
         let out = self.buffers.logits.first_rows(x.shape[0]);
         let bias = self.bias.map(|bias| bias.weight);
         pass.run(Logits { x, embedding: self.table.weight, bias, out })?;
-        pass.backend.download(out)
+        Ok(out)
     }
 
     fn operation(&self, pass: &Pass<'_>, x: Tensor, gradients: Option<HeadGradients>) -> HeadLoss {
@@ -232,7 +237,7 @@ impl PredictionHead for Head {
         self.buffers.loss
     }
 
-    fn next_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
-        self.logits(pass, x)
+    fn next_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+        self.queue_logits(pass, x)
     }
 }

@@ -3,6 +3,7 @@
 use super::{Allocated, Trainer};
 use crate::{
     Error,
+    backend::Copied,
     model::DecodingStep,
     nn::{BatchShape, Pass},
     objective::Batch,
@@ -18,13 +19,25 @@ impl Trainer {
     /// # Panics
     /// If the prompt is empty.
     pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
+        Ok(self.start_logits(prompt)?()?.swap_remove(0))
+    }
+
+    /// Starts to compute [`Self::next_logits`], the only vector of the result.
+    ///
+    /// # Errors
+    /// Errors of [`Self::next_logits`].
+    ///
+    /// # Panics
+    /// If the prompt is empty.
+    pub fn start_logits(&mut self, prompt: &[u32]) -> Result<Copied, Error> {
         assert!(!prompt.is_empty(), "a prompt has a token");
         let phase = *self.phase();
         let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
         let shape = BatchShape { size: 1, sequence_length: window.len() };
         let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
         let pass = recipe.pass(&mut **backend, &phase, shape);
-        model.next_logits(&mut Pass { dropout: 0.0, ..pass }, window)
+        let logits = model.next_logits(&mut Pass { dropout: 0.0, ..pass }, window)?;
+        backend.copy_out(&[logits], Vec::new())
     }
 
     /// Encodes the sources of a batch, to be decoded; its targets are not read.

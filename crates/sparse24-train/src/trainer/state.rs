@@ -85,16 +85,18 @@ impl Trainer {
         let mut memories = self.memories.iter();
         let (backend, parameters) = (&mut *self.backend, &self.allocated.parameters);
         states.resize_with(parameters.iter().len(), ParameterState::default);
-        let (mut from, mut to) = (Vec::new(), Vec::new());
+        let (mut from, mut to, mut masks) = (Vec::new(), Vec::new(), Vec::new());
         for (parameter, state) in parameters.iter().zip(&mut states) {
             state.name.clone_from(&parameter.spec.name);
             state.shape = parameter.weight.shape;
             let memory = parameter.pruned.and_then(|_| memories.next());
             let used = parameter.pruned.filter(|_| is_sparse);
-            let mut download =
-                |mask: Option<MaskId>| mask.map(|id| backend.download_mask(id)).transpose();
-            state.mask = download(used.map(|pruned| pruned.mask))?;
-            state.dgrad_mask = download(used.and_then(|pruned| pruned.dgrad).map(|(id, _)| id))?;
+            let mut start =
+                |mask: Option<MaskId>| mask.map(|id| backend.start_mask(id)).transpose();
+            masks.push([
+                start(used.map(|pruned| pruned.mask))?,
+                start(used.and_then(|pruned| pruned.dgrad).map(|(id, _)| id))?,
+            ]);
             state.row_order = memory.filter(|_| is_sparse).and_then(|memory| memory.order.clone());
             state.scale = memory.and_then(|memory| memory.scale);
             from.extend([parameter.weight, parameter.first_moment]);
@@ -106,6 +108,10 @@ impl Trainer {
             let values = copied()?;
             let places = states.iter_mut().flat_map(|state| state.values(has_v));
             places.zip(values).for_each(|(place, values)| *place = values);
+            for (state, masks) in states.iter_mut().zip(masks) {
+                let [mask, dgrad] = masks.map(|mask| mask.map(|mask| mask()).transpose());
+                (state.mask, state.dgrad_mask) = (mask?, dgrad?);
+            }
             Ok(states)
         })
     }

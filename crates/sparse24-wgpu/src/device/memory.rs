@@ -22,11 +22,13 @@ impl Buffer {
 /// Values on their way to the host.
 pub struct Copied {
     device: wgpu::Device,
-    staging: Option<wgpu::Buffer>,
+    staging: Option<(wgpu::Buffer, Arrival)>,
     submission: Option<wgpu::SubmissionIndex>,
     /// Rows, columns and stride of each matrix, in order.
     parts: Vec<Matrix>,
 }
+
+type Arrival = mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>;
 
 /// Little-endian bytes.
 pub(super) fn bytes(words: &[u32]) -> Vec<u8> {
@@ -39,25 +41,27 @@ fn span(m: Matrix) -> usize {
 }
 
 impl Copied {
-    /// Waits for the values: bits, rows packed.
+    /// Waits for the values: bits, rows packed. A browser must have
+    /// [delivered](super::Arrivals::all) them.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the device is gone.
+    /// [`Error::Lost`] if the device is gone; [`Error::Driver`] in a browser, before they arrived.
     pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
-        let Some(staging) = self.staging else {
+        let Some((staging, arrival)) = self.staging else {
             return Ok(vec![Vec::new(); self.parts.len()]);
         };
-        let (sender, receiver) = mpsc::channel();
-        staging.map_async(wgpu::MapMode::Read, .., move |mapped| {
-            // Nobody listens after a failed poll.
-            let _ = sender.send(mapped);
-        });
         let lost = |error: &dyn std::error::Error| Error::Lost(error.to_string());
         let submission_index = self.submission;
         self.device
             .poll(wgpu::PollType::Wait { submission_index, timeout: None })
             .map_err(|error| lost(&error))?;
-        receiver.recv().map_err(|error| lost(&error))?.map_err(|error| lost(&error))?;
+        let mapped = if cfg!(target_family = "wasm") {
+            let early = |_| Error::Driver("a copy was read before it arrived".to_owned());
+            arrival.try_recv().map_err(early)?
+        } else {
+            arrival.recv().map_err(|error| lost(&error))?
+        };
+        mapped.map_err(|error| lost(&error))?;
         let view = staging.get_mapped_range(..).map_err(|error| lost(&error))?;
         let words = view.as_chunks::<4>().0;
         let mut at = 0;
@@ -176,7 +180,17 @@ impl Device {
         }
         let submission = Some(self.queue.submit([encoder.finish()]));
         self.check()?;
-        Ok(Copied { device: self.device.clone(), staging: Some(staging), submission, parts })
+        let (sender, arrival) = mpsc::channel();
+        staging.map_async(wgpu::MapMode::Read, .., move |mapped| {
+            // Nobody listens after a failed poll.
+            let _ = sender.send(mapped);
+        });
+        Ok(Copied {
+            device: self.device.clone(),
+            staging: Some((staging, arrival)),
+            submission,
+            parts,
+        })
     }
 
     /// Device to host: bits, rows packed.
@@ -208,9 +222,6 @@ impl Device {
     /// Errors of [`Self::download`].
     pub fn download_mask(&mut self, from: Tiles) -> Result<Mask, Error> {
         let words = self.download(from.words)?;
-        let mut tiles: Vec<u16> =
-            words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
-        tiles.truncate(from.count());
-        Ok(Mask::from_tiles(from.shape[0], from.shape[1], tiles)?)
+        from.mask(&words)
     }
 }

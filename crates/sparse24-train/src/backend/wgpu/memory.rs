@@ -10,8 +10,8 @@ use super::WgpuBackend;
 use crate::{
     Error,
     backend::{
-        Copied, DType, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor,
-        Weight24, op::Orientation,
+        Copied, DType, Gradient24, MaskId, Memory, OptimizerEntry, PendingMask, Region, TableId,
+        Tensor, Weight24, op::Orientation,
     },
 };
 
@@ -101,5 +101,11 @@ impl Memory for WgpuBackend {
 
     fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
         Ok(self.gpu.download_mask(self.masks[from])?)
+    }
+
+    fn start_mask(&mut self, MaskId(from): MaskId) -> Result<PendingMask, Error> {
+        let tiles = self.masks[from];
+        let copied = self.gpu.copy_out(&[tiles.words])?;
+        Ok(Box::new(move || Ok(tiles.mask(&copied.read()?[0])?)))
     }
 }

@@ -1,0 +1,176 @@
+// The page: it calls a Session of the wasm and draws what comes back.
+const part = (id) => document.getElementById(id);
+const set = (id, text) => { part(id).textContent = text; };
+// `?seed=` and, for tests, `?stop=`: the step after which the page pauses by itself.
+const asked = new URLSearchParams(location.search);
+const seed = Number(asked.get("seed") ?? 1337);
+let stop = Number(asked.get("stop") ?? Infinity);
+const losses = [], flips = [];
+let session, steps, masks, first, running = false, step = 0;
+
+function problem(text) {
+  part("problem").hidden = false;
+  set("problem", text);
+  set("status", "Stopped");
+}
+
+// A polyline of [step, value] points with rounded limits.
+function plot(id, points, digits) {
+  const values = points.map((point) => point[1]);
+  const low = Math.min(...values), high = Math.max(...values), range = high - low || high || 1;
+  const last = Math.max(points.at(-1)[0], 2);
+  const x = (at) => 54 + (at / last) * 416, y = (value) => 190 - ((value - low) / range) * 175;
+  const stride = Math.ceil(points.length / 800);
+  const shown = points.filter((_, i) => i % stride === 0 || i === points.length - 1);
+  const line = shown.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  const ticks = [0, 0.5, 1].map((share) => {
+    const value = low + share * range;
+    return `<line class="grid" x1="54" x2="470" y1="${y(value)}" y2="${y(value)}"/>` +
+      `<text x="48" y="${y(value) + 4}" text-anchor="end">${value.toFixed(digits)}</text>`;
+  }).join("");
+  part(id).innerHTML = ticks + `<polyline class="curve" points="${line}"/>` +
+    `<text x="54" y="210">0</text><text x="470" y="210" text-anchor="end">step ${last}</text>`;
+}
+
+// Three numbers of a colour of the style sheet.
+function colour(name) {
+  const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim().slice(1);
+  const long = value.length === 3 ? [...value].map((digit) => digit + digit).join("") : value;
+  return [0, 2, 4].map((at) => parseInt(long.slice(at, at + 2), 16));
+}
+
+function drawMask() {
+  const place = part("layer").selectedIndex, [rows, columns] = masks.shape(place);
+  const kept = masks.kept(place), before = first.kept(place);
+  const [on, off, changed] = ["--accent", "--off", "--changed"].map(colour);
+  // The longer side lies across the page.
+  const flat = columns >= rows, canvas = part("mask");
+  [canvas.width, canvas.height] = flat ? [columns, rows] : [rows, columns];
+  const picture = canvas.getContext("2d").createImageData(canvas.width, canvas.height);
+  let differ = 0;
+  kept.forEach((bit, i) => {
+    const row = Math.floor(i / columns), column = i % columns;
+    const at = 4 * (flat ? i : column * rows + row);
+    differ += bit !== before[i];
+    picture.data.set(bit !== before[i] ? changed : bit ? on : off, at);
+    picture.data[at + 3] = 255;
+  });
+  canvas.getContext("2d").putImageData(picture, 0, 0);
+  set("changed", `${(100 * differ / kept.length).toFixed(1)} % of this mask's bits differ.`);
+}
+
+// Reads the masks; a dense phase has none, and the last ones stay.
+async function look() {
+  const found = await session.masks();
+  if (found.names().length === 0) return;
+  if (masks && masks !== first) masks.free();
+  masks = found;
+  first ??= found;
+  if (part("layer").length === 0) {
+    part("layer").replaceChildren(...found.names().map((name) => new Option(name)));
+  }
+  set("at", step);
+  set("first", first.hash());
+  set("hash", masks.hash());
+  drawMask();
+}
+
+async function sample() {
+  set("status", "Sampling");
+  set("sample", await session.sample(64));
+  set("sampled", `After step ${step}.`);
+}
+
+async function train() {
+  running = true;
+  set("run", "Pause");
+  part("download").disabled = true;
+  let since = performance.now(), counted = 0;
+  while (running && step < steps && step < stop) {
+    set("status", "Training");
+    const outcome = await session.step();
+    step = outcome.step;
+    counted += 1;
+    losses.push([step, outcome.loss]);
+    const flip = outcome.flip_rate;
+    if (flip !== undefined) {
+      flips.push([step, flip]);
+      set("flip", flip.toFixed(4));
+      plot("flips", flips, 4);
+    }
+    set("phase", outcome.sparse ? "sparse (2:4)" : "dense fine-tuning");
+    outcome.free();
+    set("step", `${step} of ${steps}`);
+    set("loss", losses.at(-1)[1].toFixed(4));
+    part("progress").value = step;
+    const seconds = (performance.now() - since) / 1000;
+    if (seconds > 1) {
+      set("speed", (counted / seconds).toFixed(1));
+      [since, counted] = [performance.now(), 0];
+    }
+    plot("losses", losses, 2);
+    if (step % 40 === 0) await look();
+    if (step % 100 === 0) {
+      await sample();
+      [since, counted] = [performance.now(), 0];
+    }
+  }
+  await look();
+  await sample();
+  running = false;
+  stop = Infinity;
+  set("run", "Resume");
+  set("status", step < steps ? "Paused" : "Finished");
+  part("run").disabled = step >= steps;
+  part("download").disabled = false;
+  document.body.dataset.paused = step;
+}
+
+function download() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([masks.file()]));
+  link.download = `masks-seed-${seed}-step-${part("at").textContent}.bin`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+// The name of the adapter, and whether it is a GPU, as the browser reports both.
+async function describe() {
+  const { info } = await navigator.gpu.requestAdapter();
+  const name = [info.vendor, info.architecture, info.description].filter(Boolean).join(" ");
+  const software = info.isFallbackAdapter || /swiftshader|llvmpipe|software/i.test(name);
+  return `${name || "unnamed"}: ${software ? "the CPU, imitating a GPU" : "a GPU"}, through WebGPU, in f32`;
+}
+
+async function open(wasm) {
+  if (!navigator.gpu) {
+    problem("This browser has no WebGPU here. Chrome and Edge from 113 on, Safari from 26 on and Firefox from 141 on " +
+      "have it, some of them not on every system; the page must be a local file, or come from localhost or by https.");
+    return;
+  }
+  if (!await navigator.gpu.requestAdapter()) {
+    problem("This browser has WebGPU, but offers no adapter: the GPU or its driver may be blocked.");
+    return;
+  }
+  await wasm_bindgen({ module_or_path: wasm });
+  set("device", await describe());
+  session = await wasm_bindgen.Session.open(seed);
+  steps = session.steps();
+  await look();
+  set("status", "Ready");
+  part("layer").onchange = drawMask;
+  matchMedia("(prefers-color-scheme: dark)").onchange = drawMask;
+  part("download").disabled = false;
+  part("download").onclick = download;
+  part("run").disabled = false;
+  part("run").onclick = () => {
+    if (running) {
+      running = false;
+      set("status", "Pausing");
+    } else train().catch((error) => problem(String(error)));
+  };
+  if (stop < Infinity) await train();
+}
+
+const bytes = Uint8Array.from(atob(WASM), (letter) => letter.charCodeAt(0));
+open(bytes).catch((error) => problem(String(error)));

@@ -1,0 +1,13 @@
+//! The quickstart of `sparse24 train`, pre-trained in a browser tab with WebGPU.
+//!
+//! The recipe, the data and the masks after the first search are the command's, to the bit. Sums in
+//! f32 have another order on each device, so losses, and masks searched later, may differ.
+#![forbid(unsafe_code)]
+
+mod masks;
+mod quickstart;
+#[cfg(target_family = "wasm")]
+mod session;
+
+pub use masks::{hash, packed};
+pub use quickstart::{Text, recipe};

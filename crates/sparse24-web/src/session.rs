@@ -1,0 +1,177 @@
+//! What the page calls. Every call that needs a result of the GPU is a promise.
+
+use sparse24_core::{
+    Mask,
+    philox::{Purpose, Site, Stream, uniform},
+};
+use sparse24_train::{
+    Error,
+    backend::{
+        Backend, BackendSettings,
+        wgpu::{Arrivals, WgpuBackend},
+    },
+    method::PhaseKind,
+    trainer::{FlipSampling, Trainer, overall_flip_rate},
+};
+use wasm_bindgen::prelude::*;
+
+use crate::{Text, hash, packed, recipe};
+
+#[wasm_bindgen]
+extern "C" {
+    #[wasm_bindgen(js_namespace = console, js_name = error)]
+    fn log_error(text: &str);
+}
+
+/// Writes panics to the console.
+#[wasm_bindgen(start)]
+fn start() {
+    std::panic::set_hook(Box::new(|info| log_error(&info.to_string())));
+}
+
+fn thrown(error: Error) -> JsError {
+    JsError::new(&error.to_string())
+}
+
+/// A run in this tab.
+#[wasm_bindgen]
+pub struct Session {
+    trainer: Trainer,
+    text: Text,
+    arrivals: Arrivals,
+    device: String,
+}
+
+/// The outcome of a step.
+#[wasm_bindgen]
+pub struct Step {
+    /// t, from 1.
+    pub step: u32,
+    /// Mean loss per token, in nats.
+    pub loss: f64,
+    /// The flip rate of all sparse weights, if it was sampled.
+    pub flip_rate: Option<f64>,
+    /// Whether forward and backward used pruned weights.
+    pub sparse: bool,
+}
+
+/// All masks at one step.
+#[wasm_bindgen]
+pub struct Masks {
+    masks: Vec<(String, Mask)>,
+    packed: Vec<u8>,
+}
+
+#[wasm_bindgen]
+impl Session {
+    /// Opens the adapter that the browser chooses, tests it, and initializes the quickstart.
+    pub async fn open(seed: u32) -> Result<Session, JsError> {
+        let backend = WgpuBackend::request(BackendSettings::default()).await.map_err(thrown)?;
+        let (arrivals, device) = (backend.arrivals(), backend.device().description);
+        let seed = seed.into();
+        let trainer = Trainer::new(Box::new(backend), recipe(seed)).map_err(thrown)?;
+        Ok(Self { trainer, text: Text::new(seed), arrivals, device })
+    }
+
+    /// The adapter in words.
+    #[must_use]
+    pub fn device(&self) -> String {
+        self.device.clone()
+    }
+
+    /// Optimizer steps of the run.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.trainer.recipe().steps
+    }
+
+    /// Takes a step; every tenth samples the flip rate, as in the command.
+    pub async fn step(&mut self) -> Result<Step, JsError> {
+        let is_sampled = (self.trainer.step() + 1).is_multiple_of(10);
+        let sampling = if is_sampled { FlipSampling::Sample } else { FlipSampling::Skip };
+        let started = self.trainer.start_step(&self.text, sampling).map_err(thrown)?;
+        self.arrivals.all().await;
+        let outcome = self.trainer.finish_step(&self.text, started).map_err(thrown)?;
+        Ok(Step {
+            step: outcome.step,
+            loss: outcome.loss,
+            flip_rate: outcome.flips.as_deref().map(overall_flip_rate),
+            sparse: outcome.phase == PhaseKind::Sparse,
+        })
+    }
+
+    /// The masks that the next step uses; none in the dense phase.
+    pub async fn masks(&mut self) -> Result<Masks, JsError> {
+        let copied = self.trainer.copy_out(Vec::new()).map_err(thrown)?;
+        self.arrivals.all().await;
+        let states = copied().map_err(thrown)?;
+        let masks = states.into_iter().filter_map(|state| Some((state.name, state.mask?)));
+        let masks: Vec<_> = masks.collect();
+        let packed = packed(masks.iter().map(|(_, mask)| mask));
+        Ok(Masks { masks, packed })
+    }
+
+    /// Text of this many bytes after a line feed, drawn at temperature 0.8.
+    pub async fn sample(&mut self, length: u32) -> Result<String, JsError> {
+        let seed = self.trainer.recipe().seed;
+        let stream = Stream::new(seed, Site::new(Purpose::Sampling, 0), 0, self.trainer.step());
+        let mut tokens = vec![u32::from(b'\n')];
+        for position in 0..length {
+            let logits = self.trainer.start_logits(&tokens).map_err(thrown)?;
+            self.arrivals.all().await;
+            let logits = logits().map_err(thrown)?.swap_remove(0);
+            tokens.push(draw(&logits, uniform(stream.words(position)[0])));
+        }
+        let bytes: Vec<u8> = tokens[1..].iter().map(|&token| token as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// The token at `u`, in [0, 1), of the distribution of the logits at temperature 0.8.
+fn draw(logits: &[f32], u: f32) -> u32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |&logit: &f32| libm::exp(f64::from(logit - most) / 0.8);
+    let mut left = f64::from(u) * logits.iter().map(weight).sum::<f64>();
+    let drawn = logits.iter().position(|logit| {
+        left -= weight(logit);
+        left < 0.0
+    });
+    drawn.unwrap_or(logits.len() - 1) as u32
+}
+
+#[wasm_bindgen]
+impl Masks {
+    /// Names of the weights, in order.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.masks.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// `[rows, columns]` of a mask by its place.
+    #[must_use]
+    pub fn shape(&self, place: usize) -> Vec<usize> {
+        self.masks[place].1.shape().into()
+    }
+
+    /// One byte per element of a mask, row-major: 1 = kept.
+    #[must_use]
+    pub fn kept(&self, place: usize) -> Vec<u8> {
+        let (_, mask) = &self.masks[place];
+        let [rows, columns] = mask.shape();
+        let tile = |row: usize, column: usize| mask.tiles()[row / 4 * (columns / 4) + column / 4];
+        let bit = |row, column| tile(row, column) >> (4 * (row % 4) + column % 4) & 1;
+        (0..rows * columns).map(|i| bit(i / columns, i % columns) as u8).collect()
+    }
+
+    /// The file: the masks in order, each as its tiles in little-endian u16.
+    #[must_use]
+    pub fn file(&self) -> Vec<u8> {
+        self.packed.clone()
+    }
+
+    /// BLAKE3 of the file.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        hash(&self.packed)
+    }
+}

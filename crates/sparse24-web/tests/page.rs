@@ -1,0 +1,166 @@
+//! The page against the command: the same recipe, data and first masks.
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use sparse24_run::{
+    config::preset::PRESETS,
+    data::{Corpus, Dataset, Draw, Tokenizer, VALIDATION_FRACTION},
+};
+use sparse24_train::{
+    backend::{Arithmetic, cpu::CpuBackend},
+    objective::{Batch, Objective},
+    trainer::Trainer,
+};
+use sparse24_web::{Text, hash, packed, recipe};
+
+const SEED: u64 = 1337;
+
+#[test]
+fn recipe_and_data_are_the_commands() {
+    let config = PRESETS[0].config();
+    assert_eq!(config.preset, "quickstart");
+    assert_eq!(recipe(SEED), config.recipe(256).unwrap());
+    let corpus = Corpus::embedded();
+    let data = Dataset::from_corpus(&corpus, Tokenizer::Byte, VALIDATION_FRACTION).unwrap();
+    let (mut batch, mut inputs, mut targets) = (Batch::default(), Vec::new(), Vec::new());
+    for step in [1, 2, 1500] {
+        Text::new(SEED).fill(step, 0, &mut batch).unwrap();
+        let draw = Draw { seed: SEED, step, micro_step: 0, sequences: 12, context: 64 };
+        data.batch(draw, &mut inputs, &mut targets).unwrap();
+        assert_eq!((&batch.tokens, &batch.targets), (&inputs, &targets), "step {step}");
+    }
+}
+
+/// BLAKE3 of the masks of step 0 on the CPU.
+fn first_hash() -> String {
+    let backend = Box::new(CpuBackend::new(Arithmetic::F32));
+    let mut trainer = Trainer::new(backend, recipe(SEED)).unwrap();
+    let states = trainer.parameter_states().unwrap();
+    hash(&packed(states.iter().filter_map(|state| state.mask.as_ref())))
+}
+
+/// `cargo xtask web && cargo test --release -p sparse24-web -- --ignored --nocapture`. Screenshots
+/// are written to the folder `SPARSE24_PICTURES`, after as many steps as `SPARSE24_STEPS`.
+#[test]
+#[ignore = "needs Chromium and the built page"]
+fn the_page_trains_in_a_browser() {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let Some(browser) =
+        names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
+    else {
+        println!("skipped: none of {names:?} is on the path");
+        return;
+    };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/index.html");
+    let page = fs::read_to_string(page).expect("`cargo xtask web` built the page");
+    let (document, console) = visit(browser, &page, 20, &["--dump-dom".into()]);
+    assert_eq!(console, "");
+    let losses: Vec<f64> =
+        part(&document, "record").split(' ').map(|loss| loss.parse().unwrap()).collect();
+    println!("{}\nlosses {losses:?}", part(&document, "device"));
+    assert_eq!(losses.len(), 20);
+    // ln 256 = 5.55 is the loss of a uniform guess.
+    assert!((5.3..5.8).contains(&losses[0]) && losses[19] <= losses[0] - 0.4, "{losses:?}");
+    assert_eq!(part(&document, "first"), first_hash());
+
+    let Some(pictures) = std::env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
+    let steps = std::env::var("SPARSE24_STEPS").map_or(20, |steps| steps.parse().unwrap());
+    for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
+        let mut picture = OsString::from("--screenshot=");
+        picture.push(pictures.join(format!("web-{width}-{scheme}.png")));
+        // Blink: 0 is dark, 1 is light.
+        let scheme = u8::from(scheme == "light");
+        let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
+        let size = format!("--window-size={width},1800");
+        let (_, console) = visit(browser, &page, steps, &[picture, scheme.into(), size.into()]);
+        assert_eq!(console, "");
+    }
+}
+
+/// The text of the element with this id in a dumped document.
+fn part<'a>(document: &'a str, id: &str) -> &'a str {
+    let (_, rest) = document.split_once(&format!("id=\"{id}\">")).expect(id);
+    rest.split('<').next().expect(id)
+}
+
+/// Loads the page in a browser with software WebGPU and returns what it prints and its console,
+/// once the page has trained this many steps: an image that the server holds back until then delays
+/// the end of the loading.
+fn visit(browser: &str, page: &str, steps: u32, arguments: &[OsString]) -> (String, String) {
+    let watch = "<img src=\"/hold\" alt=\"\" hidden><script>
+        const wait = setInterval(() => {
+            if (document.body.dataset.paused || !part('problem').hidden) {
+                clearInterval(wait);
+                if (!part('problem').hidden) console.error(part('problem').textContent);
+                const record = document.createElement('p');
+                record.hidden = true;
+                record.id = 'record';
+                record.textContent = losses.map((point) => point[1]).join(' ');
+                document.body.append(record);
+                fetch('/done');
+            }
+        }, 100);
+        </script></body>";
+    let page = Arc::new(page.replace("</body>", watch));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/?stop={steps}", listener.local_addr().unwrap());
+    let done = Arc::new((Mutex::new(false), Condvar::new()));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (page, done) = (Arc::clone(&page), Arc::clone(&done));
+            thread::spawn(move || answer(stream.unwrap(), &page, &done));
+        }
+    });
+    let profile = tempfile::tempdir().unwrap();
+    let mut user = OsString::from("--user-data-dir=");
+    user.push(profile.path());
+    let always = "--headless=new --no-sandbox --enable-unsafe-webgpu \
+        --use-webgpu-adapter=swiftshader --enable-features=Vulkan --use-vulkan=swiftshader \
+        --ignore-gpu-blocklist --enable-unsafe-swiftshader --disable-background-networking \
+        --disable-component-update --disable-sync --no-first-run --hide-scrollbars \
+        --enable-logging=stderr --v=0";
+    let mut command = Command::new(browser);
+    command.args(always.split_whitespace()).arg(user).args(arguments).arg(address);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let console = String::from_utf8_lossy(&output.stderr);
+    let console: Vec<_> = console.lines().filter(|line| line.contains(":CONSOLE:")).collect();
+    (String::from_utf8_lossy(&output.stdout).into_owned(), console.join("\n"))
+}
+
+/// Answers one request of the browser.
+fn answer(mut stream: TcpStream, page: &str, (done, changed): &(Mutex<bool>, Condvar)) {
+    let mut request = String::new();
+    if BufReader::new(&stream).read_line(&mut request).is_err() {
+        return;
+    }
+    let body = match request.split(' ').nth(1) {
+        Some("/done") => {
+            *done.lock().unwrap() = true;
+            changed.notify_all();
+            ""
+        }
+        Some("/hold") => {
+            drop(changed.wait_while(done.lock().unwrap(), |done| !*done).unwrap());
+            "<svg xmlns=\"http://www.w3.org/2000/svg\"/>"
+        }
+        _ => page,
+    };
+    let kind = if body.starts_with("<svg") { "image/svg+xml" } else { "text/html" };
+    let length = body.len();
+    // A browser that has gone needs no answer.
+    let _ = write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    );
+}

@@ -1,0 +1,52 @@
+//! Builds the page of `sparse24-web`: one HTML file that holds its style, its scripts and the wasm,
+//! so that it also opens without a server.
+
+use std::{
+    fs,
+    process::{Command, ExitCode},
+};
+
+use crate::{Result, output, root};
+
+const TARGET: &str = "wasm32-unknown-unknown";
+
+pub(crate) fn build() -> Result<ExitCode> {
+    let root = root()?;
+    let (built, out) = (root.join("target").join(TARGET).join("release"), root.join("target/web"));
+    let build = ["build", "--release", "--package", "sparse24-web", "--lib", "--target", TARGET];
+    output(Command::new("cargo").args(build), root)?;
+    let bind = ["--target", "no-modules", "--no-typescript", "--out-name", "page", "--out-dir"];
+    let wasm = built.join("sparse24_web.wasm");
+    output(Command::new("wasm-bindgen").args(bind).arg(&out).arg(wasm), root).map_err(|error| {
+        format!("{error}; crates/sparse24-web/README.md says how to install wasm-bindgen")
+    })?;
+    let read = |name: &str| fs::read_to_string(root.join("crates/sparse24-web/page").join(name));
+    let wasm = fs::read(out.join("page_bg.wasm"))?;
+    let script = format!(
+        "{}\nconst WASM = \"{}\";\n{}",
+        fs::read_to_string(out.join("page.js"))?,
+        base64(&wasm),
+        read("page.js")?
+    );
+    let page = read("page.html")?
+        .replace("/*style*/", &read("page.css")?)
+        .replace("/*script*/", &script.replace("</script", "<\\/script"));
+    let path = out.join("index.html");
+    fs::write(&path, page)?;
+    println!("{}: {} bytes of wasm", path.display(), wasm.len());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word = (0..3).fold(0, |word, i| word << 8 | u32::from(*chunk.get(i).unwrap_or(&0)));
+        for i in 0..4 {
+            let digit = DIGITS[(word >> (18 - 6 * i) & 63) as usize];
+            text.push(if i > chunk.len() { '=' } else { char::from(digit) });
+        }
+    }
+    text
+}
