@@ -1,4 +1,4 @@
-//! What the page calls. Every call that needs a result of the GPU is a promise.
+//! Calls of the page. Each that needs a result of the GPU is a promise.
 
 use sparse24_core::{
     Mask,

@@ -1,8 +1,6 @@
 //! Plain handles to parts of a device's memory.
 
-use sparse24_core::Mask;
-
-use crate::Error;
+use sparse24_core::{Error, Mask};
 
 /// A row-major matrix of 32-bit elements in a buffer of a [`Device`](crate::Device), or a rectangle
 /// of one.
@@ -71,11 +69,11 @@ impl Tiles {
     /// The mask with these words, as they were copied from the device.
     ///
     /// # Errors
-    /// [`Error::Semantics`] unless there are as many words as the tiles need.
+    /// [`Error`] unless there are as many words as the tiles need.
     pub fn mask(self, words: &[u32]) -> Result<Mask, Error> {
         let mut tiles: Vec<u16> =
             words.iter().flat_map(|&word| [word as u16, (word >> 16) as u16]).collect();
         tiles.truncate(self.count());
-        Ok(Mask::from_tiles(self.shape[0], self.shape[1], tiles)?)
+        Mask::from_tiles(self.shape[0], self.shape[1], tiles)
     }
 }

@@ -222,6 +222,6 @@ impl Device {
     /// Errors of [`Self::download`].
     pub fn download_mask(&mut self, from: Tiles) -> Result<Mask, Error> {
         let words = self.download(from.words)?;
-        from.mask(&words)
+        Ok(from.mask(&words)?)
     }
 }

@@ -106,6 +106,8 @@ impl Memory for WgpuBackend {
     fn start_mask(&mut self, MaskId(from): MaskId) -> Result<PendingMask, Error> {
         let tiles = self.masks[from];
         let copied = self.gpu.copy_out(&[tiles.words])?;
-        Ok(Box::new(move || Ok(tiles.mask(&copied.read()?[0])?)))
+        Ok(Box::new(move || {
+            Ok(tiles.mask(&copied.read()?[0]).map_err(sparse24_wgpu::Error::from)?)
+        }))
     }
 }

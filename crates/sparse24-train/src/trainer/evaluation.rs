@@ -1,0 +1,72 @@
+//! Losses and outputs of a model on data that it is not trained on.
+
+use super::{Allocated, Trainer, check_interrupt};
+use crate::{
+    Error,
+    model::Model,
+    nn::{BatchShape, Pass},
+    objective::{Evaluation, Metrics},
+};
+
+impl Trainer {
+    /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase),
+    /// at most `size` sequences at a time.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; [`Error::Operand`] for a batch of another shape than was asked for;
+    /// errors from the backend.
+    ///
+    /// # Panics
+    /// If `size` is 0 or more than a micro-batch has.
+    pub fn evaluate(&mut self, data: &dyn Evaluation, size: usize) -> Result<Metrics, Error> {
+        self.evaluate_parts(data, size, |_, _| Ok(()))
+    }
+
+    /// Evaluates all sequences with a fine-tuned model, like [`Self::evaluate`]; also returns its
+    /// outputs `[sequences, outputs]`, or `[sequences * sequence_length, 2]` of spans.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a model that is not fine-tuned; errors of [`Self::evaluate`].
+    ///
+    /// # Panics
+    /// Like [`Self::evaluate`].
+    pub fn predict(
+        &mut self,
+        data: &dyn Evaluation,
+        size: usize,
+    ) -> Result<(Metrics, Vec<f32>), Error> {
+        let mut outputs = Vec::new();
+        let metrics = self.evaluate_parts(data, size, |model, pass| {
+            outputs.extend(model.outputs(pass)?);
+            Ok(())
+        })?;
+        Ok((metrics, outputs))
+    }
+
+    fn evaluate_parts(
+        &mut self,
+        data: &dyn Evaluation,
+        size: usize,
+        mut each: impl FnMut(&dyn Model, &mut Pass<'_>) -> Result<(), Error>,
+    ) -> Result<Metrics, Error> {
+        let phase = *self.phase();
+        let mut metrics = Metrics::default();
+        assert!((1..=self.recipe.batch.size).contains(&size), "{size} sequences do not fit");
+        for first in (0..data.sequences()).step_by(size) {
+            check_interrupt(&self.interrupt)?;
+            let size = size.min(data.sequences() - first);
+            let shape = BatchShape { size, ..self.recipe.batch };
+            data.fill(first, shape, &mut self.batch)?;
+            let shape = self.batch.check(shape)?;
+            let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
+            model.upload(&mut **backend, batch)?;
+            let pass = recipe.pass(&mut **backend, &phase, shape);
+            let mut pass = Pass { dropout: 0.0, ..pass };
+            model.evaluate(&mut pass)?;
+            each(&**model, &mut pass)?;
+            metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
+            metrics.targets += batch.counted;
+        }
+        Ok(metrics)
+    }
+}
