@@ -53,7 +53,7 @@ macro_rules! conformance {
 /// Cases drawn per operation.
 const DRAWN: u32 = 512;
 /// The same on a processor that imitates a GPU.
-const DRAWN_IMITATED: u32 = 64;
+const DRAWN_IMITATED: u32 = 32;
 
 fn drawn() -> impl Strategy<Value = Draw> {
     let sizes = [0..40_usize, 1..24, 1..40, 1..4];

@@ -423,7 +423,7 @@ pub fn numbered(path: &Path) -> (PathBuf, String) {
     (free, name)
 }
 
-/// Whether a path leads to this open file; where files have no identity, whether to any.
+/// Whether a path leads to this open file.
 #[cfg(unix)]
 pub fn leads_to(path: &Path, file: &File) -> bool {
     let identity = |file: &File| {
@@ -433,6 +433,7 @@ pub fn leads_to(path: &Path, file: &File) -> bool {
     open(path).is_ok_and(|(there, _)| identity(&there) == identity(file))
 }
 
+/// Whether a path leads to anything: files have no identity here.
 #[cfg(not(unix))]
 pub fn leads_to(path: &Path, _: &File) -> bool {
     exists(path)

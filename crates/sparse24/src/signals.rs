@@ -146,12 +146,18 @@ impl Signals {
 
 /// The signals that stop, with their exit codes.
 fn stopping() -> impl Iterator<Item = (i32, Exit)> {
-    let mut signals = vec![(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated)];
-    #[cfg(unix)]
-    if !is_hangup_ignored() {
-        signals.push((signal_hook::consts::SIGHUP, Exit::HungUp));
-    }
-    signals.into_iter()
+    [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated)].into_iter().chain(hang_up())
+}
+
+/// SIGHUP, where it exists and is not ignored.
+#[cfg(unix)]
+fn hang_up() -> Option<(i32, Exit)> {
+    (!is_hangup_ignored()).then_some((signal_hook::consts::SIGHUP, Exit::HungUp))
+}
+
+#[cfg(not(unix))]
+fn hang_up() -> Option<(i32, Exit)> {
+    None
 }
 
 /// Whether the process was started to outlive its terminal, as by `nohup`. Only Linux says so.
