@@ -39,6 +39,9 @@ struct Constants {
     writes: u32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
+@group(0) @binding(2) var<storage, read> q: array<Part>;
+@group(0) @binding(3) var<storage, read> k: array<Part>;
+@group(0) @binding(4) var<storage, read> v: array<Part>;
 
 // The numbers of each row of the other operand for each four rows.
 var<workgroup> first_tile: array<vec4<f32>, 256>;
@@ -78,6 +81,29 @@ fn inside(x: vec4<f32>, j: u32) -> vec4<f32> {
         return x;
     }
     return select(vec4<f32>(), x, four(j) < vec4<u32>(c.width));
+}
+
+// The places of four neighbours.
+fn parts_at(place: u32) -> vec4<u32> {
+    return vec4<u32>(
+        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
+    );
+}
+
+// Four columns from j on of a row of q, k or v.
+fn q_four(place: u32, j: u32) -> vec4<f32> {
+    let at = parts_at(place);
+    return inside(joined(q[at.x], q[at.y], q[at.z], q[at.w]), j);
+}
+
+fn k_four(place: u32, j: u32) -> vec4<f32> {
+    let at = parts_at(place);
+    return inside(joined(k[at.x], k[at.y], k[at.z], k[at.w]), j);
+}
+
+fn v_four(place: u32, j: u32) -> vec4<f32> {
+    let at = parts_at(place);
+    return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
 }
 
 // The last multiple of four up to j that is a column.

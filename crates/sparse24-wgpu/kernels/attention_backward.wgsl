@@ -6,41 +6,15 @@
 // acc  f32: dP = dO v^T, dS = P (dropout(dP) - D), P from lse; rows in order
 // ref  sparse24_cpu::attention
 
-@group(0) @binding(2) var<storage, read> q: array<Part>;
-@group(0) @binding(3) var<storage, read> k: array<Part>;
-@group(0) @binding(4) var<storage, read> v: array<Part>;
 @group(0) @binding(5) var<storage, read> lse: array<f32>;
 @group(0) @binding(6) var<storage, read> d_o: array<Part>;
 @group(0) @binding(7) var<storage, read> delta: array<f32>;
 @group(0) @binding(8) var<storage, read> lengths: array<u32>;
 @group(0) @binding(9) var<storage, read_write> gradient: array<f32>;
 
-// Four columns from j on of a row of q, k, v or dO.
-fn q_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(q[at.x], q[at.y], q[at.z], q[at.w]), j);
-}
-
-fn k_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(k[at.x], k[at.y], k[at.z], k[at.w]), j);
-}
-
-fn v_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
-}
-
+// The same of dO.
 fn o_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
+    let at = parts_at(place);
     return inside(joined(d_o[at.x], d_o[at.y], d_o[at.z], d_o[at.w]), j);
 }
 

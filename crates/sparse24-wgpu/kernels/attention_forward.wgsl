@@ -5,34 +5,9 @@
 // acc  f32: keys in blocks of 32 with a running maximum
 // ref  sparse24_cpu::attention
 
-@group(0) @binding(2) var<storage, read> q: array<Part>;
-@group(0) @binding(3) var<storage, read> k: array<Part>;
-@group(0) @binding(4) var<storage, read> v: array<Part>;
 @group(0) @binding(5) var<storage, read> lengths: array<u32>;
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
-
-// Four columns from j on of a row of q, k or v.
-fn q_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(q[at.x], q[at.y], q[at.z], q[at.w]), j);
-}
-
-fn k_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(k[at.x], k[at.y], k[at.z], k[at.w]), j);
-}
-
-fn v_four(place: u32, j: u32) -> vec4<f32> {
-    let at = vec4<u32>(
-        part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
-    );
-    return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
-}
 
 // Below every score.
 const LEAST: f32 = -3e38;
