@@ -158,9 +158,7 @@ impl Masks {
     pub fn kept(&self, place: usize) -> Vec<u8> {
         let (_, mask) = &self.masks[place];
         let [rows, columns] = mask.shape();
-        let tile = |row: usize, column: usize| mask.tiles()[row / 4 * (columns / 4) + column / 4];
-        let bit = |row, column| tile(row, column) >> (4 * (row % 4) + column % 4) & 1;
-        (0..rows * columns).map(|i| bit(i / columns, i % columns) as u8).collect()
+        (0..rows * columns).map(|i| mask.keeps(i / columns, i % columns).into()).collect()
     }
 
     /// The file: the masks in order, each as its tiles in little-endian u16.
