@@ -2,10 +2,11 @@
 
 From the root of the repository, with `pip install timm`:
 
-    python tests/peers/deit.py target/release/sparse24
+    python tests/peers/deit.py target/release/sparse24 [cuda]
 
 It makes images of three classes, trains on them in f32 on the CPU, and exports the run to a folder
-that timm reads. It fails if the losses per image differ by more than 1e-4.
+that timm reads. It fails if the losses per image differ by more than 1e-4. On the backend cuda,
+whose activations are bf16, the limit is twice the mean effect that bf16 has on timm's losses.
 """
 
 import json, subprocess, sys, tempfile
@@ -35,12 +36,19 @@ for split, count in [("train", 64), ("val", 40)]:
 sparse24 = lambda line: subprocess.run(
     [command, *line.split()], cwd=folder, check=True, capture_output=True, text=True
 ).stdout
-sparse24("train --preset deit-cifar-cpu --method dense --data images --steps 60 --out run")
+backend = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+train = f"train --preset deit-cifar-cpu --method dense --backend {backend}"
+sparse24(f"{train} --data images --steps 60 --out run")
 loss = json.loads(sparse24("eval run --json"))["loss"]
 sparse24("export run exported")
 model = timm.create_model(f"local-dir:{folder / 'exported'}", pretrained=True).eval()
+images, classes = torch.stack(pixels).permute(0, 3, 1, 2), torch.tensor(classes)
+losses = lambda logits: torch.nn.functional.cross_entropy(logits, classes, reduction="none")
 with torch.no_grad():
-    logits = model(torch.stack(pixels).permute(0, 3, 1, 2))
-    theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(classes)).item()
-print(f"validation loss {loss:.6f}, difference {abs(loss - theirs):.1e}")
-assert abs(loss - theirs) <= 1e-4
+    theirs = losses(model(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = losses(model(images).float())
+limit = 1e-4 if backend == "cpu" else 2 * (rounded - theirs).abs().mean().item()
+difference = abs(loss - theirs.mean().item())
+print(f"validation loss {loss:.6f}, difference {difference:.1e}, limit {limit:.1e}")
+assert difference <= limit

@@ -24,7 +24,7 @@ use crate::{
     Error,
     backend::{
         Backend, Capabilities, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region,
-        TableId, Tensor,
+        ShapeOnly, TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     method::{Method, Phase, PhaseKind},
@@ -253,7 +253,10 @@ impl Trainer {
     /// [`Error::Setting`] for what the backend cannot train; errors of the allocations, among them
     /// sparsifiable shapes that do not consist of 4x4 tiles.
     pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
-        recipe.check(&backend.capabilities())?;
+        let capabilities = backend.capabilities();
+        recipe.check(&capabilities)?;
+        // What the device cannot hold is refused before it allocates anything.
+        Allocated::new(&mut ShapeOnly::within(capabilities), &recipe)?;
         let allocated = Allocated::new(&mut *backend, &recipe)?;
         allocated.parameters.initialize(&mut *backend, recipe.seed)?;
         let mut trainer = Self {

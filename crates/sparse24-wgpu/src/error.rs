@@ -27,10 +27,7 @@ pub enum Error {
         what: &'static str,
     },
     /// More than a binding of this device can hold.
-    #[error(
-        "{name} takes {bytes} bytes, and this device binds at most {limit} at once; train a \
-         smaller model or batch, or choose another GPU"
-    )]
+    #[error("{name} takes {bytes} bytes, and this device binds at most {limit} at once")]
     TooLarge {
         /// Name of the matrix.
         name: String,

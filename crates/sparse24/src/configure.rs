@@ -26,7 +26,7 @@ pub(crate) struct Configure {
     /// Training method; `sparse24 presets --methods` lists them
     #[arg(long)]
     method: Option<String>,
-    /// Backend: cpu or cuda
+    /// Backend: cpu, cuda or wgpu
     #[arg(long)]
     backend: Option<String>,
     /// Number of optimizer steps

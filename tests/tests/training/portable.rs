@@ -3,6 +3,7 @@
 
 use sparse24_core::op::Activation;
 use sparse24_train::{
+    Error,
     backend::{Arithmetic, Backend, cpu::CpuBackend},
     method::Method,
     trainer::{FlipSampling, Recipe, Trainer},
@@ -93,5 +94,26 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         let [expected, found] = [&mut whole, &mut resumed]
             .map(|trainer| fixture::bits(trainer.parameter_states().expect("downloads")));
         assert!(expected == found, "{recipe:?}");
+    }
+}
+
+/// A tensor beyond what the adapter binds at once is refused by the setting that shrinks it.
+#[test]
+fn what_an_adapter_cannot_bind_is_refused_by_key() {
+    let recipe = fixture::recipe(Method::dense());
+    let wide = |recipe: &mut Recipe| {
+        fixture::change(recipe, |spec| [spec.d_model, spec.heads] = [1 << 20, 1 << 17]);
+    };
+    let many = |recipe: &mut Recipe| recipe.batch.size = 1 << 28;
+    let cases: [(&str, fn(&mut Recipe)); 2] = [("model.d_model", wide), ("batch.size", many)];
+    for (expected, change) in cases {
+        let Some(backend) = sparse24_tests::wgpu() else { return };
+        let most = backend.capabilities().most_elements;
+        let mut recipe = recipe.clone();
+        change(&mut recipe);
+        let Err(Error::Setting { key, problem }) = Trainer::new(backend, recipe) else {
+            panic!("{expected} was not refused");
+        };
+        assert!(key == expected && problem.contains(&most.to_string()), "{key}: {problem}");
     }
 }

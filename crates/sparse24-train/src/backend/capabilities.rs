@@ -1,6 +1,7 @@
 //! The capabilities of a backend, as data: the trainer compares them with a recipe before anything
 //! is allocated.
 
+use super::Region;
 use crate::Error;
 
 /// The sizes that a backend can train.
@@ -11,6 +12,8 @@ pub struct Capabilities {
     pub backend: &'static str,
     /// Limits of sizes; an extent without a row is unlimited.
     pub limits: &'static [(Extent, Limit)],
+    /// The most elements of a tensor, which an opened device may limit further.
+    pub most_elements: usize,
 }
 
 /// A size that a kernel may limit.
@@ -56,7 +59,28 @@ impl Capabilities {
     /// A backend without limits.
     #[must_use]
     pub const fn unlimited(backend: &'static str) -> Self {
-        Self { backend, limits: &[] }
+        Self { backend, limits: &[], most_elements: usize::MAX }
+    }
+
+    /// Compares a tensor with the device's limit.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the key that shrinks tensors of this region, and the limit.
+    pub fn check_tensor(&self, name: &str, shape: [usize; 2], region: Region) -> Result<(), Error> {
+        let elements = shape[0].saturating_mul(shape[1]);
+        if elements <= self.most_elements {
+            return Ok(());
+        }
+        let key = match region {
+            Region::Activations | Region::Scratch => "batch.size",
+            _ => "model.d_model",
+        };
+        let Self { backend, most_elements: most, .. } = self;
+        let problem = format!(
+            "expected tensors of at most {most} elements on this device of the backend {backend}, \
+             found {elements} in {name}"
+        );
+        Err(Error::Setting { key: key.to_owned(), problem })
     }
 
     /// Compares a size with the limits.

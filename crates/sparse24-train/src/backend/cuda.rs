@@ -122,7 +122,7 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, 1, activation::MAX_GATED),
         limit(Extent::DropoutElements, 1, dropout::MAX_ELEMENTS),
     ];
-    Capabilities { backend: "cuda", limits: LIMITS }
+    Capabilities { limits: LIMITS, ..Capabilities::unlimited("cuda") }
 }
 
 impl CudaBackend {

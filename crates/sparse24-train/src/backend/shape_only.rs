@@ -72,7 +72,13 @@ impl ShapeOnly {
     /// A backend of which only the shapes matter.
     #[must_use]
     pub fn weightless() -> Self {
-        Self::new(Box::new(Weightless), Capabilities::unlimited("shape only"))
+        Self::within(Capabilities::unlimited("shape only"))
+    }
+
+    /// The same with limits: it refuses tensors beyond them.
+    #[must_use]
+    pub fn within(capabilities: Capabilities) -> Self {
+        Self::new(Box::new(Weightless), capabilities)
     }
 
     /// Counts for the backend with this footprint.
@@ -105,11 +111,12 @@ impl Memory for ShapeOnly {
 
     fn alloc(
         &mut self,
-        _: &str,
+        name: &str,
         shape: [usize; 2],
         dtype: DType,
         region: Region,
     ) -> Result<Tensor, Error> {
+        self.capabilities.check_tensor(name, shape, region)?;
         let buffer = self.take(region, self.footprint.tensor(shape, dtype, region));
         Ok(Tensor { buffer, offset: 0, shape, stride: shape[1], dtype })
     }

@@ -65,7 +65,7 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, ELEMENTS),
         limit(Extent::DropoutElements, ELEMENTS),
     ];
-    Capabilities { backend: "wgpu", limits: LIMITS }
+    Capabilities { limits: LIMITS, ..Capabilities::unlimited("wgpu") }
 }
 
 /// The adapters of this machine in words, by their number in [`BackendSettings::gpu`]: GPUs first,
@@ -146,7 +146,7 @@ impl Backend for WgpuBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        capabilities()
+        Capabilities { most_elements: (self.gpu.largest() / 4) as usize, ..capabilities() }
     }
 
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {

@@ -1,5 +1,11 @@
 //! Masks, samples, pruned weights, flips and dropout.
 
+use std::{
+    iter,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
 use ndarray::{Array2, ArrayView2};
 use sparse24_core::{
     Mask, MaskKind,
@@ -64,13 +70,27 @@ fn masks() {
     }
 }
 
+/// The checks of ten million tiles or groups from the first block to the last, a device a thread.
+fn blocks(check: fn(u64)) {
+    let next = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed))
+                    .take_while(|&block| block < 100)
+                    .for_each(check);
+            });
+        }
+    });
+}
+
 /// Transposable masks of 10^6 tiles at a time.
-fn many_masks(millions: u64) {
+fn ten_million_masks(block: u64) {
     let Some(mut device) = open() else { return };
     let shape = [4000, 4000];
     let w = device.alloc("w", shape, "test").unwrap();
     let mask = device.alloc_tiles(shape, "test").unwrap();
-    for seed in 0..millions {
+    for seed in 10 * block..10 * block + 10 {
         let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
         let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
         device.upload(w, &values).unwrap();
@@ -86,13 +106,13 @@ fn many_masks(millions: u64) {
 
 #[test]
 fn ten_million_tiles() {
-    many_masks(10);
+    ten_million_masks(0);
 }
 
 #[test]
 #[ignore = "10^9 tiles take minutes on a GPU and hours on a processor"]
 fn a_billion_tiles() {
-    many_masks(1000);
+    blocks(ten_million_masks);
 }
 
 const STATE: StepState = StepState {
@@ -131,21 +151,23 @@ fn samples() {
     }
 }
 
+fn ten_million_samples(block: u64) {
+    let Some(mut device) = open() else { return };
+    for seed in 10 * block..10 * block + 10 {
+        let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
+        assert_samples(&mut device, [4000, 1000], bits, seed);
+    }
+}
+
 #[test]
 fn ten_million_groups() {
-    let Some(mut device) = open() else { return };
-    for seed in 0..10 {
-        assert_samples(&mut device, [4000, 1000], Bits::ALL[seed % Bits::ALL.len()], seed as u64);
-    }
+    ten_million_samples(0);
 }
 
 #[test]
 #[ignore = "10^9 groups take minutes on a GPU and hours on a processor"]
 fn a_billion_groups() {
-    for seed in 0..1000 {
-        let Some(mut device) = open() else { return };
-        assert_samples(&mut device, [4000, 1000], Bits::ALL[seed % Bits::ALL.len()], seed as u64);
-    }
+    blocks(ten_million_samples);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Kills the command and fails its file operations, resumes it, and compares the end with that of
 //! an undisturbed run.
 //!
-//! `cargo test --release -p sparse24 --test crash -- --nocapture` prints the counts; `cargo xtask
-//! crash` kills a thousand runs. A preloaded library ([`shim`]) acts on chosen file operations, so
+//! `cargo test --release -p sparse24 --test crash -- --nocapture` prints the counts.
+//! `SPARSE24_CRASHES` sets the number of runs killed at random, and `SPARSE24_CRASH_BACKEND=wgpu`
+//! runs them on another backend. A preloaded library ([`shim`]) acts on chosen file operations, so
 //! the shipped binary is tested. Linux only: needs `LD_PRELOAD` and the C compiler that Rust links
 //! with.
 #![cfg(target_os = "linux")]

@@ -1,7 +1,7 @@
 //! The runs that are killed, each a fraction of a second long, and the comparison of their ends.
 
 use std::{
-    fs,
+    env, fs,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::Stdio,
@@ -63,9 +63,10 @@ impl Shape {
         if run.join("config.toml").exists() {
             return format!("resume {at}");
         }
+        let backend = env::var("SPARSE24_CRASH_BACKEND").unwrap_or("cpu".into());
         format!(
-            "train {TINY} --set steps={steps} --set method.refresh={refresh} --checkpoint-every \
-             {every} {settings} --out {at}"
+            "train {TINY} --backend {backend} --set steps={steps} --set method.refresh={refresh} \
+             --checkpoint-every {every} {settings} --out {at}"
         )
     }
 
