@@ -123,7 +123,6 @@ async function train() {
   set("status", step < steps ? "Paused" : "Finished");
   part("run").disabled = step >= steps;
   part("download").disabled = false;
-  document.body.dataset.paused = step;
 }
 
 function download() {

@@ -7,7 +7,7 @@ use sparse24_core::{
 use sparse24_train::{
     Error,
     backend::{
-        Backend, BackendSettings,
+        BackendSettings,
         wgpu::{Arrivals, WgpuBackend},
     },
     method::PhaseKind,
@@ -39,7 +39,6 @@ pub struct Session {
     trainer: Trainer,
     text: Text,
     arrivals: Arrivals,
-    device: String,
 }
 
 /// The outcome of a step.
@@ -67,16 +66,10 @@ impl Session {
     /// Opens the adapter that the browser chooses, tests it, and initializes the quickstart.
     pub async fn open(seed: u32) -> Result<Session, JsError> {
         let backend = WgpuBackend::request(BackendSettings::default()).await.map_err(thrown)?;
-        let (arrivals, device) = (backend.arrivals(), backend.device().description);
+        let arrivals = backend.arrivals();
         let seed = seed.into();
         let trainer = Trainer::new(Box::new(backend), recipe(seed)).map_err(thrown)?;
-        Ok(Self { trainer, text: Text::new(seed), arrivals, device })
-    }
-
-    /// The adapter in words.
-    #[must_use]
-    pub fn device(&self) -> String {
-        self.device.clone()
+        Ok(Self { trainer, text: Text::new(seed), arrivals })
     }
 
     /// Optimizer steps of the run.

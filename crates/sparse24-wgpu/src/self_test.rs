@@ -10,7 +10,7 @@ use sparse24_core::{
     search,
 };
 
-use crate::{Device, Error, mvue::mvue_compress, search::mask_search};
+use crate::{Device, Error, gemm::linear_forward, mvue::mvue_compress, search::mask_search};
 
 const SITE: Site = Site::new(Purpose::Mvue, 1);
 const SIDE: usize = 128;
@@ -37,7 +37,8 @@ impl Device {
     }
 }
 
-/// Compares masks and samples of 1024 tiles and 4096 groups with core's.
+/// Compares masks and samples of 1024 tiles and 4096 groups with core's, and a product of integers,
+/// which f32 computes exactly, with the host's.
 async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.
@@ -67,6 +68,16 @@ async fn check(device: &mut Device) -> Result<(), Error> {
     let expected = sampled.t();
     if found.iter().zip(expected.iter()).any(|(&found, x)| found != x.to_bits()) {
         return Err(wrong(device, "sampled gradients"));
+    }
+    let integers = values.map(|x| f32::from(x.to_bits() as u8) - 128.0);
+    let bits: Vec<u32> = integers.iter().map(|x| x.to_bits()).collect();
+    device.upload(w, &bits)?;
+    linear_forward(device, w, w, None, out)?;
+    let copied = device.copy_out(&[out])?;
+    device.arrivals().all().await;
+    let found = copied.read()?.swap_remove(0);
+    if found.iter().zip(&integers.dot(&integers.t())).any(|(&found, x)| found != x.to_bits()) {
+        return Err(wrong(device, "products"));
     }
     Ok(())
 }

@@ -72,25 +72,28 @@ fn masks() {
 
 /// The checks of ten million tiles or groups from the first block to the last, a device a thread.
 fn blocks(check: fn(u64)) {
+    const BLOCKS: u64 = 100;
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed))
-                    .take_while(|&block| block < 100)
-                    .for_each(check);
+                let numbers = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+                for block in numbers.take_while(|&block| block < BLOCKS) {
+                    check(block);
+                    println!("block {block} of {BLOCKS}");
+                }
             });
         }
     });
 }
 
-/// Transposable masks of 10^6 tiles at a time.
+/// Transposable masks, 62,500 tiles at a time.
 fn ten_million_masks(block: u64) {
     let Some(mut device) = open() else { return };
-    let shape = [4000, 4000];
+    let shape = [1000, 1000];
     let w = device.alloc("w", shape, "test").unwrap();
     let mask = device.alloc_tiles(shape, "test").unwrap();
-    for seed in 10 * block..10 * block + 10 {
+    for seed in 160 * block..160 * (block + 1) {
         let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
         let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
         device.upload(w, &values).unwrap();
@@ -153,9 +156,9 @@ fn samples() {
 
 fn ten_million_samples(block: u64) {
     let Some(mut device) = open() else { return };
-    for seed in 10 * block..10 * block + 10 {
+    for seed in 40 * block..40 * (block + 1) {
         let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
-        assert_samples(&mut device, [4000, 1000], bits, seed);
+        assert_samples(&mut device, [1000, 1000], bits, seed);
     }
 }
 
