@@ -26,7 +26,8 @@ pub struct Experiment {
     pub commands: Vec<String>,
     /// Data, devices and time that the commands require.
     pub needs: String,
-    /// A phrase: the part of it that is not measured here, and why.
+    /// A phrase: the part of it that is not measured here, and why; empty if nothing is missing.
+    #[serde(default)]
     pub missing: String,
     /// Numbers of the paper and ours.
     #[serde(default, rename = "result")]
@@ -96,11 +97,14 @@ impl Experiment {
                 devices.push(&run.device);
             }
         }
-        if devices.is_empty() {
-            format!("not run; missing: {}", self.missing)
-        } else {
-            format!("ran on {}; missing: {}", devices.join(", "), self.missing)
+        let mut status = match &*devices {
+            [] => "not run".to_owned(),
+            devices => format!("ran on {}", devices.join(", ")),
+        };
+        if !self.missing.is_empty() {
+            status = format!("{status}; missing: {}", self.missing);
         }
+        status
     }
 
     /// Returns its section of the page, in Markdown.
