@@ -237,7 +237,7 @@ pub trait Memory {
 pub trait Backend: Memory + Send {
     /// The device in words.
     fn device(&self) -> Device;
-    /// Those of [`BackendEntry::capabilities`], with the limits of the opened device.
+    /// The capabilities of its [`BackendEntry`], with the limits of the opened device.
     fn capabilities(&self) -> Capabilities;
 
     /// The timed choices so far, with [`PLANNED_ON`]; empty where nothing is timed. A choice is

@@ -1,4 +1,4 @@
-//! Calls of the page. Each that needs a result of the GPU is a promise.
+//! The functions that the page calls. Those that need a result from the GPU return a promise.
 
 use sparse24_core::{
     Mask,

@@ -1,7 +1,7 @@
 //! A GPU with its memory, and the queue of its work.
 //!
-//! Invariant: work is done in the order in which it is given. It is collected and submitted before
-//! anything that the queue itself writes, so that a write is never seen by earlier work.
+//! Invariant: work runs in the order in which it is queued. Pending work is submitted before any
+//! `Queue::write_buffer`, so earlier work never sees a later write.
 
 use std::{
     collections::HashMap,

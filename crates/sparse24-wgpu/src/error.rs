@@ -37,7 +37,7 @@ pub enum Error {
         limit: u64,
     },
     /// The device has no memory left.
-    #[error("no GPU memory for the {bytes} bytes of {name}, beside the {held} bytes held")]
+    #[error("out of GPU memory: {name} needs {bytes} bytes, and {held} bytes are already held")]
     OutOfMemory {
         /// Name of the matrix.
         name: String,

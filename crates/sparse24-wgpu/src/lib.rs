@@ -1,7 +1,7 @@
 //! WGSL kernels for 2:4 sparse pre-training on any GPU, through Vulkan, Metal or Direct3D 12.
 //!
-//! Operations have the names of [`sparse24_core`], and the same bits where core defines them:
-//! WGSL fixes neither rounding nor subnormal numbers nor NaN, so kernels with discrete results
+//! Operations have the names of [`sparse24_core`]. Masks, dropout decisions and the exact estimator
+//! have its bits: WGSL fixes neither rounding nor subnormal numbers nor NaN, so these kernels
 //! compute IEEE arithmetic in integers (`kernels/soft.wgsl`). The others compute in f32 and are
 //! accurate within a bound; a repeated run on the same adapter and driver has the same bits.
 //!

@@ -1,5 +1,5 @@
-//! A few known results that every adapter must reproduce, computed when it is opened: they find
-//! drivers that compile a kernel wrongly before a run depends on them.
+//! A self-test that runs when an adapter is opened. It compares a few results with known ones, to
+//! catch drivers that miscompile a kernel before a run depends on them.
 
 use ndarray::Array2;
 use sparse24_core::{

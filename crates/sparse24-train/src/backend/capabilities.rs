@@ -12,7 +12,7 @@ pub struct Capabilities {
     pub backend: &'static str,
     /// Limits of sizes; an extent without a row is unlimited.
     pub limits: &'static [(Extent, Limit)],
-    /// The most elements of a tensor, which an opened device may limit further.
+    /// The largest number of elements in a tensor. An opened device may lower it.
     pub most_elements: usize,
 }
 
@@ -25,7 +25,7 @@ pub enum Extent {
     HeadDim,
     /// Features of any activation that is a row of a product.
     RowWidth,
-    /// Columns of a product: tokens of a micro-batch, features into an activation.
+    /// Columns of a product: the tokens of a micro-batch, or the input features of an activation.
     ProductColumns,
     /// Elements of a gated activation in a micro-batch.
     GatedElements,
@@ -36,7 +36,7 @@ pub enum Extent {
 /// A condition on an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// Divides the extent.
+    /// The extent must be a multiple of this.
     pub multiple_of: usize,
     /// The largest extent.
     pub at_most: usize,
