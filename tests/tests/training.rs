@@ -13,6 +13,7 @@ mod training {
     mod oracle;
     #[cfg(feature = "wgpu")]
     mod portable;
+    mod ranks;
     mod repeat;
     mod semantics;
     mod spy;

@@ -92,6 +92,11 @@ pub(super) fn norm_forward(bench: &mut Bench<'_>, draw: &Draw) {
     let in_place = Output { before: Some(x_host.clone()), ..bench.output("x", p, d) };
     let add = Op::from(Add { x: in_place.tensor, delta, out: in_place.tensor });
     bench.check(&[in_place], &[add], |a| vec![a.plus(&x_host, &delta_host)]);
+    let (delta, delta_host) = bench.parameter([p, d]);
+    let sum = bench.sum("f32 sum", [p, d], true);
+    let before = sum.before.clone().expect("it is added to");
+    let add = Op::from(Add { x: sum.tensor, delta, out: sum.tensor });
+    bench.check(&[sum], &[add], |a| vec![a.plus(&before, &delta_host)]);
 }
 
 /// The gradients of x, gamma and beta.

@@ -1,6 +1,6 @@
 // add: out = x + delta
-// in   x, delta bf16 [elements]
-// out  out bf16 [elements]; may be x
+// in   x, delta [elements], bf16 or f32
+// out  out [elements], of the same type; may be x
 // pre  16-byte aligned; out and delta do not overlap
 // acc  f32, rounded once
 // ref  conformance suite, norm_forward
@@ -26,4 +26,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         add_at<8>(x, delta, out, 8 * thread);
     else if (left < elements)
         add_at<1>(x, delta, out, left);
+}
+
+// A thread has four elements, and the first threads one of those that remain.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_f32(const float* x, const float* delta, float* out, u64 elements) {
+    pdl_wait();
+    u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, left = 3 * (elements / 4) + thread;
+    if (thread < elements / 4) {
+        float4 sum = reinterpret_cast<const float4*>(x)[thread];
+        float4 d = reinterpret_cast<const float4*>(delta)[thread];
+        reinterpret_cast<float4*>(out)[thread] =
+            make_float4(sum.x + d.x, sum.y + d.y, sum.z + d.z, sum.w + d.w);
+    } else if (left < elements) {
+        out[left] = x[left] + delta[left];
+    }
 }

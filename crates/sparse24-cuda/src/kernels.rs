@@ -166,7 +166,7 @@ pub const SOURCES: &[Source] = sources! {
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
         "relu_forward", "relu_backward",
     ], ALL, On;
-    "add" Norm: ["add"], ALL, Off;
+    "add" Norm: ["add", "add_f32"], ALL, Off;
     "attention_backward" Attention: [
         "attention_backward_64_queries", "attention_backward_64_keys",
         "attention_backward_128_queries", "attention_backward_128_keys",

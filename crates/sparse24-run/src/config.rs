@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
@@ -88,6 +89,15 @@ pub struct BatchConfig {
     /// many as at its start.
     #[serde(default)]
     pub final_gradient_accumulation_steps: u32,
+    /// Equal parts of the micro-batches of a step, a power of two, whose gradients are summed as a
+    /// binary tree: as many ranks, or fewer, give the same bits. A run that starts on several ranks
+    /// has at least as many.
+    #[serde(default = "one")]
+    pub replicas: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
 }
 
 /// The corpus.
@@ -170,7 +180,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 34] = [
+pub(crate) const UNSET: [(&str, &str); 35] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.classes", "[]"),
@@ -182,6 +192,7 @@ pub(crate) const UNSET: [(&str, &str); 34] = [
     ("optimizer.momentum", "0.9"),
     ("optimizer.no_weight_decay", "\"vectors\""),
     ("batch.final_gradient_accumulation_steps", "0"),
+    ("batch.replicas", "1"),
     ("optimizer.cooldown_steps", "0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),

@@ -23,7 +23,10 @@ use sparse24_core::{
 };
 
 use self::op::Orientation;
-use crate::Error;
+use crate::{
+    Error,
+    group::{self, Group},
+};
 
 mod capabilities;
 #[cfg(feature = "cpu")]
@@ -303,10 +306,13 @@ pub trait Backend: Memory + Send {
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
 
-    /// Sums the gradients of a table over all replicas; with one replica there is nothing to do.
-    /// Called between the last micro-batch and the update.
-    fn reduce(&mut self, _: TableId) -> Result<(), Error> {
-        Ok(())
+    /// Replaces these gradients on every rank by their sums over all ranks, with the bits of
+    /// [`group::sum`]. Called between the last micro-batch and the update, unless there is one rank.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] if a rank is gone.
+    fn reduce(&mut self, gradients: &[Tensor], group: &mut dyn Group) -> Result<(), Error> {
+        group::sum(self, gradients, group)
     }
     /// The outcome of the step: `losses` `[micro-batches, 1]`, gradient norm, flag.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;

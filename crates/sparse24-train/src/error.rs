@@ -17,6 +17,8 @@ pub enum ErrorKind {
     Device,
     /// The caller asked for an interruption.
     Interrupted,
+    /// Another rank is gone, or sent what does not fit.
+    Peer,
     /// Operands do not fit an operation: a defect of the caller.
     Contract,
 }
@@ -86,6 +88,9 @@ pub enum Error {
     /// An objective or an evaluation could not read its data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Another rank is gone, or sent what does not fit.
+    #[error("{0}")]
+    Peer(String),
     /// The flag of [`crate::trainer::Trainer::interrupt_on`] was set; the step under way left no
     /// trace.
     #[error("interrupted")]
@@ -113,6 +118,7 @@ impl Error {
             | Self::Parameter { .. } => ErrorKind::Input,
             Self::Device(_) => ErrorKind::Device,
             Self::Interrupted => ErrorKind::Interrupted,
+            Self::Peer(_) => ErrorKind::Peer,
             Self::Operand { .. } | Self::Refused(_) => ErrorKind::Contract,
             Self::NonFinite { .. } => ErrorKind::NonFinite,
         }

@@ -53,13 +53,14 @@ impl Estimate {
     }
 }
 
-/// The cost of a recipe on a backend: one micro-batch of its sparse phase, if it has one.
+/// The cost of a recipe on a backend, for one rank: one micro-batch of its sparse phase, if it has
+/// one.
 ///
 /// # Errors
 /// Errors of the allocations: sparsifiable shapes must consist of 4x4 tiles.
 pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Error> {
     let mut counter = ShapeOnly::new((backend.footprint)(), (backend.capabilities)());
-    let allocated = Allocated::new(&mut counter, recipe)?;
+    let allocated = Allocated::new(&mut counter, recipe, 1)?;
     let phase = recipe.method.sparse_phase();
     let mut sparse_flops = 0.0;
     let mut watch = |_: &mut dyn Backend, op: &Op<'_>| {

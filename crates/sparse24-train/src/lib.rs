@@ -7,6 +7,7 @@
 //! | [`objective`] | batches, as a pure function of (seed, step, micro-step), and metrics |
 //! | [`method`], [`optim`], [`schedule`] | a method, an optimizer, a learning rate, as values |
 //! | [`trainer`] | the training loop as a state machine, one optimizer step at a time |
+//! | [`group`] | the ranks that train one model together |
 //! | [`estimate`] | the cost of a run before it runs |
 //!
 //! This crate has no files, clocks, JSON or terminals. Runs are in `sparse24-run`.
@@ -14,6 +15,7 @@
 pub mod backend;
 mod error;
 pub mod estimate;
+pub mod group;
 pub mod method;
 pub mod model;
 pub mod nn;

@@ -1,7 +1,7 @@
 //! Learning rate and batch of a step as functions of its number: linear warm-up, then decay; and
 //! micro-batches, as many in every step or growing.
 
-use core::{f64::consts::PI, num::NonZeroU32};
+use core::{f64::consts::PI, num::NonZeroU32, ops::Range};
 
 use sparse24_core::phase::Fraction;
 
@@ -121,6 +121,13 @@ impl GradientAccumulation {
     #[must_use]
     pub fn before(&self, step: u32) -> u64 {
         self.at(step).0
+    }
+
+    /// The micro-steps of step t that a rank computes.
+    #[must_use]
+    pub fn share(&self, step: u32, rank: usize, world: usize) -> Range<u32> {
+        let of_rank = self.of(step) / world as u32;
+        rank as u32 * of_rank..(rank as u32 + 1) * of_rank
     }
 
     /// The share of the run's steps that ends with the last step within a share of its micro-steps.

@@ -9,9 +9,12 @@
 //!
 //! The state after step t is a function of (seed, recipe, data) alone.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use sparse24_core::{
@@ -27,6 +30,7 @@ use crate::{
         ShapeOnly, TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
+    group::{Group, Solo},
     method::{Method, Phase, PhaseKind},
     model::{ActivationCheckpointing, Model, ModelSpec},
     nn::{BatchShape, Builder, DecayTable, NoWeightDecay, Parameter, Parameters, Pass},
@@ -37,6 +41,7 @@ use crate::{
 
 use self::{
     operands::{Memory, Refreshed},
+    ranks::Shared,
     settling::Variances,
 };
 
@@ -45,6 +50,7 @@ mod evaluation;
 mod generation;
 mod instruments;
 mod operands;
+mod ranks;
 mod settling;
 mod state;
 
@@ -66,6 +72,10 @@ pub struct Recipe {
     pub checkpointing: ActivationCheckpointing,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation: GradientAccumulation,
+    /// Equal parts of the micro-batches of a step, V: the gradients of a part are summed in order,
+    /// and the parts as a binary tree, `((g0 + g1) + (g2 + g3)) + ...`. V is a power of two; up to V
+    /// ranks give the same bits.
+    pub replicas: NonZeroU32,
     /// Probability of dropout, in `[0, 1)`.
     pub dropout: f32,
     /// The optimizer.
@@ -130,6 +140,17 @@ impl Recipe {
         if !(0.0..1.0).contains(&self.dropout) {
             let problem = format!("expected a number in [0, 1), found {}", self.dropout);
             return refuse("model.dropout", problem);
+        }
+        let GradientAccumulation { first, last, .. } = self.gradient_accumulation;
+        let is_divided = first == last && first.get().is_multiple_of(self.replicas.get());
+        if self.replicas.get() > 1 && !(is_divided && self.replicas.is_power_of_two()) {
+            let problem = format!(
+                "expected a power of two that divides the micro-batches of every step, {first}{}, \
+                    found {}",
+                if first == last { String::new() } else { format!(" to {last}") },
+                self.replicas
+            );
+            return refuse("batch.replicas", problem);
         }
         self.method.check(self.steps)?;
         let uses_variance =
@@ -206,13 +227,20 @@ pub(crate) struct Allocated {
     pub(crate) parameters: Parameters,
     pub(crate) losses: Tensor,
     flip_masks: Vec<[MaskId; 2]>,
+    /// Sums of the gradients of 2^level replicas, by level; each has a tensor per parameter.
+    partial_sums: Vec<Vec<Tensor>>,
     variances: Variances,
     pub(crate) sparse_table: TableId,
     dense_table: TableId,
 }
 
 impl Allocated {
-    pub(crate) fn new(backend: &mut dyn Backend, recipe: &Recipe) -> Result<Self, Error> {
+    /// For one of `world` ranks.
+    pub(crate) fn new(
+        backend: &mut dyn Backend,
+        recipe: &Recipe,
+        world: usize,
+    ) -> Result<Self, Error> {
         let &Recipe { ref method, ref optimizer, batch, dropout, .. } = recipe;
         let mut builder = Builder::new(backend, method, &optimizer.rule, batch, dropout);
         let model = recipe.model.build(&mut builder, recipe.checkpointing)?;
@@ -224,6 +252,7 @@ impl Allocated {
             let shape = parameter.weight.shape;
             flip_masks.push([backend.alloc_mask(shape)?, backend.alloc_mask(shape)?]);
         }
+        let partial_sums = ranks::partial_sums(backend, &parameters, recipe, world)?;
         let variances = Variances::new(backend, &parameters, &recipe.method)?;
         let Recipe { weight_decay, no_weight_decay, .. } = *recipe;
         let mut table = |masks| {
@@ -231,13 +260,23 @@ impl Allocated {
             backend.alloc_table(&rows)
         };
         let (sparse_table, dense_table) = (table(DecayTable::Masked)?, table(DecayTable::Dense)?);
-        Ok(Self { model, parameters, losses, flip_masks, variances, sparse_table, dense_table })
+        Ok(Self {
+            model,
+            parameters,
+            losses,
+            flip_masks,
+            partial_sums,
+            variances,
+            sparse_table,
+            dense_table,
+        })
     }
 }
 
 /// A run in memory.
 pub struct Trainer {
     backend: Box<dyn Backend>,
+    group: Box<dyn Group>,
     allocated: Allocated,
     recipe: Recipe,
     progress: Progress,
@@ -252,16 +291,34 @@ impl Trainer {
     /// # Errors
     /// [`Error::Setting`] for what the backend cannot train; errors of the allocations, among them
     /// sparsifiable shapes that do not consist of 4x4 tiles.
-    pub fn new(mut backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
-        let capabilities = backend.capabilities();
+    pub fn new(backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
+        Self::in_group(backend, recipe, Box::new(Solo))
+    }
+
+    /// Like [`Self::new`], for one rank of a group whose ranks all train the same recipe. From here
+    /// on, all make the same calls to [`Self::train_step`], [`Self::skip_step`],
+    /// [`Self::evaluate`], [`Self::predict`] and [`Self::take_state_of_rank_0`], in the same order,
+    /// and have the same state and results after each: those of one rank.
+    ///
+    /// # Errors
+    /// Errors of [`Self::new`]; [`Error::Setting`] unless the number of ranks is a power of two and
+    /// at most [`Recipe::replicas`].
+    pub fn in_group(
+        mut backend: Box<dyn Backend>,
+        recipe: Recipe,
+        group: Box<dyn Group>,
+    ) -> Result<Self, Error> {
+        let (capabilities, world) = (backend.capabilities(), group.world());
         recipe.check(&capabilities)?;
+        ranks::check(&recipe, world)?;
         // What the device cannot hold is refused before it allocates anything.
-        Allocated::new(&mut ShapeOnly::within(capabilities), &recipe)?;
-        let allocated = Allocated::new(&mut *backend, &recipe)?;
+        Allocated::new(&mut ShapeOnly::within(capabilities), &recipe, world)?;
+        let allocated = Allocated::new(&mut *backend, &recipe, world)?;
         allocated.parameters.initialize(&mut *backend, recipe.seed)?;
         let mut trainer = Self {
             memories: vec![Memory::default(); allocated.parameters.pruned().count()],
             backend,
+            group,
             allocated,
             recipe,
             progress: Progress::default(),
@@ -337,8 +394,13 @@ impl Trainer {
         self.recipe.method.last_sparse_steps(self.recipe.steps, &self.progress.ends)
     }
 
+    /// The ranks that train this model together.
+    pub fn group(&mut self) -> &mut dyn Group {
+        &mut *self.group
+    }
+
     /// While this flag is set, a step or an evaluation under way ends before its next micro-batch
-    /// with [`Error::Interrupted`].
+    /// with [`Error::Interrupted`]; not in a group of several ranks, where one must not end alone.
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.interrupt = flag;
     }
@@ -385,11 +447,12 @@ impl Trainer {
             ..self.step_state(step)
         };
         let mut targets = Vec::new();
-        for micro_step in 0..micro_steps {
-            check_interrupt(&self.interrupt)?;
+        let of_replica = micro_steps / self.recipe.replicas;
+        for (row, micro_step) in self.share(step).enumerate() {
+            self.check_interrupt()?;
             let shape = self.prepare_batch(objective, StepState { micro_step, ..state })?;
             targets.push(self.batch.counted);
-            let (part, accumulate) = match micro_step {
+            let (part, accumulate) = match micro_step % of_replica {
                 0 => (Part::First, Accumulate::Overwrite),
                 _ => (Part::Further, Accumulate::Add),
             };
@@ -398,9 +461,14 @@ impl Trainer {
             backend.graph(graph, &mut |backend| {
                 model.train(&mut Pass { accumulate, ..recipe.pass(backend, &phase, shape) })
             })?;
-            let row = micro_step as usize;
             backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
+            let done = row as u32 + 1;
+            if done.is_multiple_of(of_replica) {
+                self.end_replica(done / of_replica - 1)?;
+            }
         }
+        let rows = targets.len();
+        let shared = self.reduce(rows, &mut targets)?;
 
         if sampling == FlipSampling::Sample {
             self.search_flips(0)?;
@@ -415,13 +483,18 @@ impl Trainer {
         if phase.watches() {
             variances.keep(&mut **backend, parameters)?;
         }
-        backend.reduce(table)?;
-        backend.graph(Part::Update.of_phase(index, None), &mut |backend| {
-            backend.run(GradNorm { table })?;
-            backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
-        })?;
-        let losses = allocated.losses.first_rows(micro_steps as usize);
+        if shared.as_ref().is_none_or(Shared::is_finite) {
+            backend.graph(Part::Update.of_phase(index, None), &mut |backend| {
+                backend.run(GradNorm { table })?;
+                backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
+            })?;
+        }
+        let losses = allocated.losses.first_rows(rows);
         let report = backend.start_report(losses)?;
+        let report = match shared {
+            Some(shared) => shared.report(report),
+            None => report,
+        };
         let flips = match sampling {
             FlipSampling::Sample => Some(self.start_flip_counts()?),
             FlipSampling::Skip => None,
@@ -569,8 +642,4 @@ impl Part {
         let shape = shape.map(|BatchShape { size, sequence_length }| [size, sequence_length]);
         GraphId { part: Self::ALL * phase + self as usize, shape }
     }
-}
-
-fn check_interrupt(interrupt: &AtomicBool) -> Result<(), Error> {
-    if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
 }

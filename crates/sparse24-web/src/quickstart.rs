@@ -44,6 +44,7 @@ pub fn recipe(seed: u64) -> Recipe {
             last: NonZeroU32::MIN,
             steps: STEPS,
         },
+        replicas: NonZeroU32::MIN,
         dropout: 0.0,
         optimizer: Optimizer {
             rule: UpdateRule::AdamW(Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8 }),

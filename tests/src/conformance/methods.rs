@@ -68,6 +68,7 @@ fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
         gradient_accumulation: GradientAccumulation::constant(
             NonZeroU32::new(2).expect("not zero"),
         ),
+        replicas: NonZeroU32::MIN,
         dropout: 0.125,
         optimizer: Optimizer { rule, clip: 1.0 },
         weight_decay: 0.1,

@@ -86,6 +86,7 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         gradient_accumulation: GradientAccumulation::constant(
             NonZeroU32::new(2).expect("not zero"),
         ),
+        replicas: NonZeroU32::MIN,
         dropout: 0.0,
         optimizer: Optimizer {
             rule: UpdateRule::AdamW(Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-3 }),

@@ -437,6 +437,7 @@ impl Config {
             batch: BatchShape { size: batch.size, sequence_length: self.batch_length() },
             checkpointing: model.activation_checkpointing,
             gradient_accumulation: self.gradient_accumulation(),
+            replicas: batch.replicas,
             dropout: model.dropout,
             optimizer: optimizer.optimizer(),
             weight_decay: optimizer.weight_decay,

@@ -1,5 +1,7 @@
 //! Named configurations, each with its source.
 
+use std::num::NonZeroU32;
+
 use super::{
     BackendConfig, BatchConfig, Config, DataConfig, MethodConfig, ModelConfig, ModelKind,
     OnNonFinite, OptimizerConfig, OptimizerName, RunConfig, TaskConfig, unknown,
@@ -343,6 +345,7 @@ fn bert_crammed() -> Config {
             size: 128,
             gradient_accumulation_steps: 1,
             final_gradient_accumulation_steps: 32,
+            ..base.batch
         },
         ..base
     }
@@ -486,6 +489,7 @@ fn shakespeare_char_cpu() -> Config {
             size: 12,
             gradient_accumulation_steps: 1,
             final_gradient_accumulation_steps: 0,
+            replicas: NonZeroU32::MIN,
         },
         data: DataConfig {
             path: String::new(),

@@ -3,6 +3,7 @@
 
 use std::{
     borrow::Cow,
+    num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
@@ -247,6 +248,7 @@ impl Model {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.gradient_accumulation_steps = 1;
+        config.batch.replicas = NonZeroU32::MIN;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
         restore(&mut trainer, checkpoint).map_err(|error| match error.kind() {
             ErrorKind::Contract => Error::file(

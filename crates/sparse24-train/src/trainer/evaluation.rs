@@ -1,8 +1,9 @@
 //! Losses and outputs of a model on data that it is not trained on.
 
-use super::{Allocated, Trainer, check_interrupt};
+use super::{Allocated, Trainer};
 use crate::{
     Error,
+    group::{Group, to_bytes, to_floats},
     model::Model,
     nn::{BatchShape, Pass},
     objective::{Evaluation, Metrics},
@@ -10,7 +11,7 @@ use crate::{
 
 impl Trainer {
     /// Evaluates all sequences, with the weights of the current phase (pruned in a sparse phase),
-    /// at most `size` sequences at a time.
+    /// at most `size` sequences at a time; each rank of a group evaluates its share.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; [`Error::Operand`] for a batch of another shape than was asked for;
@@ -40,7 +41,7 @@ impl Trainer {
             outputs.extend(model.outputs(pass)?);
             Ok(())
         })?;
-        Ok((metrics, outputs))
+        Ok((metrics, gather(&mut *self.group, outputs)?))
     }
 
     fn evaluate_parts(
@@ -50,10 +51,12 @@ impl Trainer {
         mut each: impl FnMut(&dyn Model, &mut Pass<'_>) -> Result<(), Error>,
     ) -> Result<Metrics, Error> {
         let phase = *self.phase();
-        let mut metrics = Metrics::default();
+        let mut parts = Vec::new();
         assert!((1..=self.recipe.batch.size).contains(&size), "{size} sequences do not fit");
-        for first in (0..data.sequences()).step_by(size) {
-            check_interrupt(&self.interrupt)?;
+        let (rank, world) = (self.group.rank(), self.group.world());
+        let all = data.sequences().div_ceil(size);
+        for first in (rank * all / world..(rank + 1) * all / world).map(|part| part * size) {
+            self.check_interrupt()?;
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
             data.fill(first, shape, &mut self.batch)?;
@@ -64,9 +67,22 @@ impl Trainer {
             let mut pass = Pass { dropout: 0.0, ..pass };
             model.evaluate(&mut pass)?;
             each(&**model, &mut pass)?;
-            metrics.loss_sum += f64::from(backend.download(model.loss())?[0]);
-            metrics.targets += batch.counted;
+            parts.extend([backend.download(model.loss())?[0], batch.counted as f32]);
+        }
+        // In the order of the sequences, so that the sum does not depend on the ranks.
+        let mut metrics = Metrics::default();
+        for &[loss, targets] in gather(&mut *self.group, parts)?.as_chunks().0 {
+            metrics.loss_sum += f64::from(loss);
+            metrics.targets += targets as usize;
         }
         Ok(metrics)
     }
+}
+
+/// The values of all ranks, one after the other.
+fn gather(group: &mut dyn Group, own: Vec<f32>) -> Result<Vec<f32>, Error> {
+    if group.world() == 1 {
+        return Ok(own);
+    }
+    Ok(to_floats(&group.all_gather(&to_bytes(&own).collect::<Vec<_>>())?.concat()))
 }

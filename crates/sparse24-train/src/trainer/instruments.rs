@@ -6,7 +6,7 @@ use sparse24_core::{
     philox::{Purpose, Site},
 };
 
-use super::{Allocated, Trainer, check_interrupt};
+use super::{Allocated, Trainer};
 use crate::{
     Error,
     backend::{
@@ -91,7 +91,7 @@ impl Trainer {
         if !matches!(phase.wgrad, GradientOperand::Mvue(_)) {
             return Ok(noise);
         }
-        check_interrupt(&self.interrupt)?;
+        self.check_interrupt()?;
         let shape = self.prepare_batch(objective, self.step_state(step))?;
         let Self { backend, allocated: Allocated { model, parameters, .. }, recipe, .. } = self;
         let mut watch = |backend: &mut dyn Backend, op: &Op<'_>| {

@@ -11,9 +11,9 @@ use super::{Activations, CudaBackend, Dgrad, buffers::padded, grown};
 use crate::{
     Error,
     backend::{
-        Gradient24, Op, Tensor, Weight24,
+        DType, Gradient24, Op, Tensor, Weight24,
         op::{
-            AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
+            Add, AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
             EmbedBackward, EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward,
             LinearWgrad, Logits, NormBackward, NormForward, TargetLoss, Weight,
         },
@@ -34,6 +34,10 @@ impl CudaBackend {
             DenseOp::ActivationBackward(op) => {
                 let [dh, z, dz] = [op.dh, op.z, op.dz].map(|t| self.buffers.activations(t));
                 Ok(activation::backward(&mut self.gpu, op.activation, dh, z, dz)?)
+            }
+            DenseOp::Add(Add { x, delta, out }) if out.dtype == DType::F32 => {
+                let [x, delta, out] = [x, delta, out].map(|&t| self.buffers.floats(t));
+                Ok(add::add(&mut self.gpu, x, delta, out)?)
             }
             DenseOp::Add(op) => {
                 let [x, delta, out] = [op.x, op.delta, op.out].map(|t| self.buffers.activations(t));

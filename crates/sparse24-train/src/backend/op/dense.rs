@@ -145,7 +145,7 @@ pub struct ActivationBackward {
     pub dz: Tensor,
 }
 
-/// out = x + delta.
+/// out = x + delta, all of one element type.
 #[derive(Debug, Clone, Copy)]
 pub struct Add {
     /// `[p, d]`.

@@ -1,0 +1,200 @@
+//! A step over several replicas and ranks.
+//!
+//! The gradients of a step are a binary tree over its V replicas, `((g0 + g1) + (g2 + g3)) + ...`.
+//! Each of N ranks computes a subtree of V/N replicas, and [`Backend::reduce`] adds those, so the
+//! bits do not depend on N.
+
+use std::{ops::Range, sync::atomic::Ordering};
+
+use sparse24_core::{Mask, op::NonFinite};
+
+use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
+use crate::{
+    Error,
+    backend::{
+        Backend, DType, PendingReport, Region, StepReport, Tensor,
+        op::{Add, Copy},
+    },
+    group::{Group, misfit, to_bytes, to_floats},
+    nn::Parameters,
+};
+
+/// Refuses a number of ranks that the replicas cannot be divided over.
+pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
+    if recipe.replicas.get() as usize % world == 0 {
+        return Ok(());
+    }
+    let problem =
+        format!("expected a multiple of the number of ranks, {world}, found {}", recipe.replicas);
+    Err(Error::Setting { key: "batch.replicas".to_owned(), problem })
+}
+
+/// The partial sums of one of `world` ranks.
+pub(super) fn partial_sums(
+    backend: &mut dyn Backend,
+    parameters: &Parameters,
+    recipe: &Recipe,
+    world: usize,
+) -> Result<Vec<Vec<Tensor>>, Error> {
+    let levels = (recipe.replicas.get() / world as u32).ilog2();
+    let level = |_| {
+        let sums = parameters.iter().map(|parameter| {
+            let name = format!("{} partial sum of gradients", parameter.spec.name);
+            backend.alloc(&name, parameter.gradient.shape, DType::F32, Region::Gradients)
+        });
+        sums.collect()
+    };
+    (0..levels).map(level).collect()
+}
+
+/// Losses and targets of all micro-steps of a step, from all ranks.
+pub(super) struct Shared {
+    losses: Vec<f32>,
+}
+
+impl Shared {
+    pub(super) fn is_finite(&self) -> bool {
+        self.losses.iter().all(|loss| loss.is_finite())
+    }
+
+    /// The report of this rank, with the losses of all: a loss that is not finite on one rank
+    /// prevents the update on each.
+    pub(super) fn report(self, own: PendingReport) -> PendingReport {
+        Box::new(move |backend| {
+            let own = own(backend)?;
+            let non_finite = if self.is_finite() { own.non_finite } else { Some(NonFinite::Loss) };
+            Ok(StepReport { losses: self.losses, non_finite, ..own })
+        })
+    }
+}
+
+impl Trainer {
+    /// The micro-steps of a step that this rank computes.
+    pub(super) fn share(&self, step: u32) -> Range<u32> {
+        self.recipe.gradient_accumulation.share(step, self.group.rank(), self.group.world())
+    }
+
+    /// A signal must not end a step on one rank alone.
+    pub(super) fn check_interrupt(&self) -> Result<(), Error> {
+        let is_set = self.group.world() == 1 && self.interrupt.load(Ordering::Relaxed);
+        if is_set { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    /// Adds the partial sums that this rank's replica of this number completes to the gradients,
+    /// and keeps the sum for a later one, unless it is the last.
+    pub(super) fn end_replica(&mut self, replica: u32) -> Result<(), Error> {
+        let Self { backend, allocated: Allocated { parameters, partial_sums, .. }, .. } = self;
+        let complete = replica.trailing_ones() as usize;
+        let (completed, further) = partial_sums.split_at(complete.min(partial_sums.len()));
+        for sums in completed {
+            for (parameter, &delta) in parameters.iter().zip(sums) {
+                let gradient = parameter.gradient;
+                backend.run(Add { x: gradient, delta, out: gradient })?;
+            }
+        }
+        let kept = further.first().map_or(&[][..], Vec::as_slice);
+        parameters
+            .iter()
+            .zip(kept)
+            .try_for_each(|(parameter, &to)| backend.run(Copy { from: parameter.gradient, to }))
+    }
+
+    /// Sums the gradients over all ranks and gathers the losses of the micro-steps, of which the
+    /// first `rows` are this rank's, and their `targets`; none with one rank.
+    pub(super) fn reduce(
+        &mut self,
+        rows: usize,
+        targets: &mut Vec<usize>,
+    ) -> Result<Option<Shared>, Error> {
+        let Self { backend, group, allocated: Allocated { parameters, losses, .. }, .. } = self;
+        if group.world() == 1 {
+            return Ok(None);
+        }
+        let own = backend.download(losses.first_rows(rows))?;
+        let counts = targets.iter().map(|&targets| targets as f32);
+        let own: Vec<f32> = own.into_iter().chain(counts).collect();
+        let all = group.all_gather(&to_bytes(&own).collect::<Vec<_>>())?;
+        let mut shared = Shared { losses: Vec::new() };
+        targets.clear();
+        for of_rank in all {
+            let of_rank = to_floats(&of_rank);
+            let (losses, counts) =
+                of_rank.split_at_checked(rows).ok_or_else(|| misfit("losses"))?;
+            shared.losses.extend(losses);
+            targets.extend(counts.iter().map(|&targets| targets as usize));
+        }
+        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
+        backend.reduce(&gradients, &mut **group)?;
+        Ok(Some(shared))
+    }
+
+    /// Replaces the state of every rank, parameters and [`Progress`], by that of rank 0.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] if a rank is gone; errors from the backend.
+    pub fn take_state_of_rank_0(&mut self) -> Result<(), Error> {
+        let mut states = self.parameter_states()?;
+        let Progress { step, ends, variance_changes } = &self.progress;
+        let ends = ends.iter().flat_map(|(&phase, &step)| [phase as u32, step]);
+        let ends: Vec<u32> = [*step].into_iter().chain(ends).collect();
+        let group = &mut *self.group;
+        let [step, ends @ ..] = &words(group, Some(&ends))?.unwrap_or_default()[..] else {
+            return Err(misfit("a state"));
+        };
+        let ends = ends.as_chunks().0.iter().map(|&[phase, step]| (phase as usize, step));
+        let progress = Progress {
+            step: *step,
+            ends: ends.collect(),
+            variance_changes: floats(group, variance_changes)?,
+        };
+        for state in &mut states {
+            let ParameterState { weight, first_moment, second_moment, shape, .. } = state;
+            for values in [weight, first_moment, second_moment] {
+                *values = floats(group, values)?;
+            }
+            for mask in [&mut state.mask, &mut state.dgrad_mask] {
+                let tiles = mask.as_ref().map(Mask::tiles);
+                let tiles = tiles.map(|tiles| tiles.iter().map(|&tile| tile.into()).collect());
+                let tiles = words(group, tiles.as_ref().map(Vec::as_slice))?;
+                let tiles = tiles.map(|tiles| tiles.iter().map(|&tile| tile as u16).collect());
+                let of = |tiles| Mask::from_tiles(shape[0], shape[1], tiles);
+                *mask = tiles.map(of).transpose()?;
+            }
+            state.row_order = words(group, state.row_order.as_deref())?;
+            let scale = state.scale.map(f32::to_bits);
+            let scale = words(group, scale.as_ref().map(std::slice::from_ref))?;
+            state.scale = scale.and_then(|bits| bits.first().copied()).map(f32::from_bits);
+        }
+        if self.group.rank() == 0 { Ok(()) } else { self.restore(progress, &states) }
+    }
+}
+
+/// Words of a message at most, 64 MiB.
+const LONGEST: usize = 1 << 24;
+
+/// Rank 0's values.
+fn floats(group: &mut dyn Group, values: &[f32]) -> Result<Vec<f32>, Error> {
+    let bits: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+    let bits = words(group, Some(&bits))?.unwrap_or_default();
+    Ok(bits.into_iter().map(f32::from_bits).collect())
+}
+
+/// Rank 0's words, if it has any, in messages of at most [`LONGEST`]; a shorter one is the last.
+fn words(group: &mut dyn Group, words: Option<&[u32]>) -> Result<Option<Vec<u32>>, Error> {
+    let has = group.broadcast(&[u8::from(words.is_some())])?;
+    if has != [1] {
+        return Ok(None);
+    }
+    let (mut left, mut all) = (words.unwrap_or_default(), Vec::new());
+    loop {
+        let (first, rest) = left.split_at(left.len().min(LONGEST));
+        let bytes: Vec<u8> = first.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let bytes = group.broadcast(&bytes)?;
+        let words = bytes.as_chunks().0;
+        all.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
+        left = rest;
+        if words.len() < LONGEST {
+            return Ok(Some(all));
+        }
+    }
+}
