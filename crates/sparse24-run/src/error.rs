@@ -110,6 +110,27 @@ pub enum Error {
     /// Any other error of the trainer: of a device, of a recorded plan, of 2:4 semantics, a defect.
     #[error(transparent)]
     Train(sparse24_train::Error),
+    /// Ranks of a run hold different weights, moments or masks; nothing was written.
+    #[error(
+        "step {step}: {tensor} differs on {ranks}, so a memory or a device has failed; resume \
+            the run without it"
+    )]
+    Disagreement {
+        /// Optimizer steps done.
+        step: u32,
+        /// The ranks that differ from most others; all of them if no value is that of most.
+        ranks: String,
+        /// The first tensor that differs.
+        tensor: String,
+    },
+    /// The run ended on rank 0.
+    #[error("rank 0: {problem}")]
+    Rank0 {
+        /// The kind of its error.
+        kind: ErrorKind,
+        /// Its message.
+        problem: String,
+    },
     /// The flag of [`sparse24_train::trainer::Trainer::interrupt_on`] was set; the operation had
     /// no effect.
     #[error("interrupted")]
@@ -265,6 +286,8 @@ impl Error {
             }
             Self::Io { .. } | Self::Room { .. } => ErrorKind::Io,
             Self::Interrupted => ErrorKind::Interrupted,
+            Self::Disagreement { .. } => ErrorKind::Disagreement,
+            Self::Rank0 { kind, .. } => *kind,
             Self::Train(error) => error.kind(),
             Self::NonFinite { .. }
             | Self::SkipLimit { .. }

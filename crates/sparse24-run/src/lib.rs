@@ -6,6 +6,7 @@
 //! | [`config`] | the configuration document, presets and settings |
 //! | [`data`] | corpora, tokenizers, token shards and batches |
 //! | [`run`] | the run directory, and the driver that trains in it |
+//! | [`ranks`] | the ranks of a run as processes: launchers, connections |
 //! | [`task`] | fine-tuning: labelled sentences, and the scores of predictions |
 //! | [`translation`] | pairs of sentences, beam search and BLEU |
 //! | [`checkpoint`] | the checkpoint format and its store |
@@ -25,6 +26,7 @@ mod json;
 pub mod machine;
 pub mod processor;
 pub mod pruning;
+pub mod ranks;
 pub mod run;
 pub mod task;
 mod tensors;

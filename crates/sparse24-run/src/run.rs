@@ -31,6 +31,7 @@ mod model;
 mod observer;
 mod plans;
 mod provenance;
+mod ranks;
 mod sampler;
 mod saving;
 mod snapshot;
@@ -42,7 +43,7 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, RunData, Scores, data_source, host_bytes, masked_lm, open_data,
+    Batches, CausalLm, RunData, Scores, data_source, has_begun, host_bytes, masked_lm, open_data,
     open_data_with, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
@@ -53,6 +54,7 @@ pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepM
 pub use model::Model;
 pub use observer::{Asked, Observer, Part};
 pub use provenance::{Initial, LambdaOrigin, Provenance, fingerprint};
+pub use ranks::{Followed, Follower, facts};
 pub use sampler::Sampler;
 pub use start::{Damaged, Given, Resume};
 pub use training::{Ended, Run, Summary};

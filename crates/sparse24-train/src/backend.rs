@@ -23,10 +23,7 @@ use sparse24_core::{
 };
 
 use self::op::Orientation;
-use crate::{
-    Error,
-    group::{self, Group},
-};
+use crate::{Error, group::Group};
 
 mod capabilities;
 #[cfg(feature = "cpu")]
@@ -34,6 +31,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod op;
+mod reduce;
 mod shape_only;
 mod tensor;
 #[cfg(feature = "wgpu")]
@@ -306,13 +304,14 @@ pub trait Backend: Memory + Send {
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
 
-    /// Replaces these gradients on every rank by their sums over all ranks, with the bits of
-    /// [`group::sum`]. Called between the last micro-batch and the update, unless there is one rank.
+    /// Replaces these gradients on every rank by their sums over all ranks, a power of two of them:
+    /// `((g0 + g1) + (g2 + g3)) + ...`, with the gradients of rank i as gi. Called between the last
+    /// micro-batch and the update, unless there is one rank.
     ///
     /// # Errors
     /// [`Error::Peer`] if a rank is gone.
     fn reduce(&mut self, gradients: &[Tensor], group: &mut dyn Group) -> Result<(), Error> {
-        group::sum(self, gradients, group)
+        reduce::sum(self, gradients, group)
     }
     /// The outcome of the step: `losses` `[micro-batches, 1]`, gradient norm, flag.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;

@@ -3,6 +3,7 @@
 
 /// The kind of failure; the command turns it into its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The configuration is wrong or impossible.
@@ -19,6 +20,8 @@ pub enum ErrorKind {
     Interrupted,
     /// Another rank is gone, or sent what does not fit.
     Peer,
+    /// Ranks hold different weights.
+    Disagreement,
     /// Operands do not fit an operation: a defect of the caller.
     Contract,
 }

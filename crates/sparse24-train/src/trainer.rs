@@ -9,12 +9,9 @@
 //!
 //! The state after step t is a function of (seed, recipe, data) alone.
 
-use std::{
-    num::NonZeroU32,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use sparse24_core::{
@@ -26,17 +23,15 @@ use sparse24_core::{
 use crate::{
     Error,
     backend::{
-        Backend, Capabilities, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region,
-        ShapeOnly, TableId, Tensor,
+        Backend, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region, ShapeOnly,
+        TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     group::{Group, Solo},
-    method::{Method, Phase, PhaseKind},
-    model::{ActivationCheckpointing, Model, ModelSpec},
-    nn::{BatchShape, Builder, DecayTable, NoWeightDecay, Parameter, Parameters, Pass},
+    method::{Phase, PhaseKind},
+    model::Model,
+    nn::{BatchShape, Builder, DecayTable, Parameter, Parameters, Pass},
     objective::{Batch, Objective},
-    optim::{AdamVariant, Optimizer},
-    schedule::{GradientAccumulation, Schedule},
 };
 
 use self::{
@@ -51,119 +46,13 @@ mod generation;
 mod instruments;
 mod operands;
 mod ranks;
+mod recipe;
 mod settling;
 mod state;
 
 pub use instruments::{GradientNoise, MaskChange};
+pub use recipe::Recipe;
 pub use state::{ParameterState, Progress};
-
-/// Everything that determines a run, besides its data.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Recipe {
-    /// The model.
-    pub model: ModelSpec,
-    /// How it is trained.
-    pub method: Method,
-    /// Optimizer steps, T.
-    pub steps: u32,
-    /// The shape of a micro-batch.
-    pub batch: BatchShape,
-    /// The activations that the backward pass computes again.
-    pub checkpointing: ActivationCheckpointing,
-    /// Micro-batches per optimizer step.
-    pub gradient_accumulation: GradientAccumulation,
-    /// Equal parts of the micro-batches of a step, V: the gradients of a part are summed in order,
-    /// and the parts as a binary tree, `((g0 + g1) + (g2 + g3)) + ...`. V is a power of two; up to V
-    /// ranks give the same bits.
-    pub replicas: NonZeroU32,
-    /// Probability of dropout, in `[0, 1)`.
-    pub dropout: f32,
-    /// The optimizer.
-    pub optimizer: Optimizer,
-    /// Weight decay, decoupled from the gradient or not as the optimizer has it.
-    pub weight_decay: f32,
-    /// The parameters that it leaves out.
-    pub no_weight_decay: NoWeightDecay,
-    /// The learning rate.
-    pub schedule: Schedule,
-    /// Seed for all random draws.
-    pub seed: u64,
-}
-
-impl Recipe {
-    /// Tokens of optimizer step t.
-    #[must_use]
-    pub fn tokens_of(&self, step: u32) -> u64 {
-        self.batch.tokens() as u64 * u64::from(self.gradient_accumulation.of(step))
-    }
-
-    /// Tokens before optimizer step t.
-    #[must_use]
-    pub fn tokens_before(&self, step: u32) -> u64 {
-        self.batch.tokens() as u64 * self.gradient_accumulation.before(step)
-    }
-
-    /// Tokens of one optimizer step, the mean over the run rounded down.
-    #[must_use]
-    pub fn tokens_per_step(&self) -> u64 {
-        self.tokens_before(self.steps.saturating_add(1)) / u64::from(self.steps)
-    }
-
-    /// The learning rate of optimizer step t.
-    #[must_use]
-    pub fn learning_rate(&self, step: u32) -> f32 {
-        let before = |step: u32| self.gradient_accumulation.before(step.saturating_add(1)) as f64;
-        self.schedule.learning_rate(step, (before(step) - 1.0) / before(self.steps))
-    }
-
-    /// A pass over a micro-batch of this shape, with gradients overwritten.
-    pub(crate) fn pass<'a>(
-        &self,
-        backend: &'a mut dyn Backend,
-        phase: &'a Phase,
-        batch: BatchShape,
-    ) -> Pass<'a> {
-        let dropout = self.dropout;
-        Pass { backend, phase, batch, dropout, accumulate: Accumulate::Overwrite, watch: None }
-    }
-
-    /// Whether a backend with these capabilities can train it.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] names the first key that is wrong.
-    pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
-        self.model.check(self.batch.sequence_length, self.checkpointing)?;
-        let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.into(), problem });
-        if self.batch.size == 0 {
-            return refuse("batch.size", "expected at least 1, found 0".to_owned());
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            let problem = format!("expected a number in [0, 1), found {}", self.dropout);
-            return refuse("model.dropout", problem);
-        }
-        let GradientAccumulation { first, last, .. } = self.gradient_accumulation;
-        let is_divided = first == last && first.get().is_multiple_of(self.replicas.get());
-        if self.replicas.get() > 1 && !(is_divided && self.replicas.is_power_of_two()) {
-            let problem = format!(
-                "expected a power of two that divides the micro-batches of every step, {first}{}, \
-                    found {}",
-                if first == last { String::new() } else { format!(" to {last}") },
-                self.replicas
-            );
-            return refuse("batch.replicas", problem);
-        }
-        self.method.check(self.steps)?;
-        let uses_variance =
-            |phase: &Phase| phase.optimizer == AdamVariant::FrozenVariance || phase.watches();
-        if self.optimizer.rule.adam().is_none() && self.method.phases.iter().any(uses_variance) {
-            let problem = "expected \"adamw\" or \"adam\" for phases that watch or freeze Adam's \
-                variance";
-            return refuse("optimizer.name", problem.to_owned());
-        }
-        let requirements = self.model.requirements(self.batch, self.dropout);
-        requirements.iter().try_for_each(|requirement| capabilities.check(requirement))
-    }
-}
 
 /// Whether a step also samples the flip rate: two more mask searches per weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::{
     failure::{Exit, Failure},
     output::{counted, note, note_outside, say, word},
     progress::WorkProgress,
-    train::on_threads,
+    threads::on_threads,
 };
 
 /// Compute the mean loss of runs or checkpoints over the validation split
@@ -164,7 +164,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
     let model = read(run, args.best)?;
     let config = model.config.clone();
-    on_threads(&config, || {
+    on_threads(config.backend.threads, || {
         let data = match &args.data {
             None => {
                 note_outside("data.path", &config.data.path);

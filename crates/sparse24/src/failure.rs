@@ -25,6 +25,10 @@ pub(crate) enum Exit {
     NonFinite = 5,
     /// A GPU, its driver or a CUDA library is missing, out of memory or failed.
     Device = 6,
+    /// Another rank of the run is gone, or failed.
+    Peer = 7,
+    /// Ranks of the run hold different weights.
+    Disagreement = 8,
     /// A bug in sparse24: an operation was called with operands that do not fit.
     Defect = 70,
     /// Stopped by SIGHUP with all work saved; 128 + signal, as in a shell.
@@ -54,6 +58,15 @@ impl Failure {
         self.exit
     }
 
+    /// The sentence with which the other ranks of a run end if this one fails.
+    pub(crate) fn for_others(&self, rank: usize) -> String {
+        match self.exit {
+            // It names the rank that is gone.
+            Exit::Peer => self.sentence.clone(),
+            _ => format!("rank {rank}: {}", self.sentence),
+        }
+    }
+
     /// The line for standard error; none if the reader is gone.
     pub(crate) fn message(&self) -> Option<String> {
         match self.exit {
@@ -76,6 +89,8 @@ impl From<Error> for Failure {
             ErrorKind::Io => Exit::Io,
             ErrorKind::NonFinite => Exit::NonFinite,
             ErrorKind::Device => Exit::Device,
+            ErrorKind::Peer => Exit::Peer,
+            ErrorKind::Disagreement => Exit::Disagreement,
             ErrorKind::Interrupted => Exit::Interrupted,
             _ => Exit::Defect,
         };

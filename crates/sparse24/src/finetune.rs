@@ -17,7 +17,8 @@ use crate::{
     failure::{Exit, Failure},
     output::{counted, note, say},
     signals::Signals,
-    train::{Claimed, Reporting, drive, on_threads},
+    threads::on_threads,
+    train::{Claimed, Reporting, drive},
     weights::{Head, Initial, TASK_HEADS, contradiction, is_run},
 };
 
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let out = out.expect("named or claimed");
     note_examples(&config, &examples);
     let signals = Signals::take()?;
-    on_threads(&config.clone(), || {
+    on_threads(config.backend.threads, || {
         let weights = Some(pretrained.weights());
         let run = Run::start(config, examples, Given { weights, ..Given::default() }, &out)?;
         drive(run, &args.reporting, signals)

@@ -26,7 +26,8 @@ use crate::{
     output::{print_json, say},
     runs,
     signals::Signals,
-    train::{finish, on_threads},
+    threads::on_threads,
+    train::finish,
 };
 
 /// Fine-tune a model on several tasks with several seeds, and print their scores
@@ -204,7 +205,7 @@ fn trained(
     pretrained: &Pretrained,
     signals: Signals,
 ) -> Result<Scores, Failure> {
-    on_threads(&config.clone(), || {
+    on_threads(config.backend.threads, || {
         let run = if is_run(path) {
             Run::resume(path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
         } else {

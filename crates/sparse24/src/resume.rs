@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use sparse24_run::run::{Damaged, Resume, Run, run_config};
+use sparse24_run::run::{Damaged, Resume, facts};
 
 use crate::{
     failure::Failure,
-    output::note_outside,
-    signals::Signals,
+    ranks::Ranks,
     train::{self, Reporting},
 };
 
@@ -28,19 +27,18 @@ pub(crate) struct Args {
     settings: Vec<String>,
     #[command(flatten)]
     reporting: Reporting,
+    #[command(flatten)]
+    ranks: Ranks,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // For the thread count; the run reads its configuration again under its lock.
-    let config = run_config(&args.run)?.with_settings(&args.settings)?;
-    let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
-    let (allow, settings) = (args.allow.clone(), args.settings.clone());
-    let how = Resume { damaged, allow, settings };
-    train::on_threads(&config, || {
-        let run = Run::resume_announced(&args.run, &how, |config| {
-            note_outside("data.path", &config.data.path);
-            note_outside("run.flip_reference", &config.run.flip_reference);
-        });
-        train::drive(run?, &args.reporting, Signals::take()?)
+    // Only rank 0 needs the run directory.
+    args.ranks.join(&facts(None), |member| {
+        if !member.leads() {
+            return member.follow(0);
+        }
+        let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
+        let (allow, settings) = (args.allow.clone(), args.settings.clone());
+        train::resume(&args.run, &Resume { damaged, allow, settings }, &args.reporting, member)
     })
 }

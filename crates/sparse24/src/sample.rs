@@ -9,7 +9,7 @@ use crate::{
     eval::Which,
     failure::{Exit, Failure},
     output::{self, say},
-    train::on_threads,
+    threads::on_threads,
 };
 
 /// Generate text with a run or a checkpoint
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Failure::new(Exit::Input, format!("--prompt-file {}: {error}", path.display()))
         })?),
     };
-    on_threads(&config, || {
+    on_threads(config.backend.threads, || {
         let prompt = match &given {
             None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
             Some(prompt) => match tokenizer.encode(prompt) {

@@ -15,10 +15,9 @@ use sparse24_run::{
     config::Config,
     data::TokenizerKind,
     interchange::Format,
-    processor,
     run::{
-        Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Run, RunDirectory,
-        StepMetrics, Summary, open_data, open_data_with,
+        Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Resume, Run, RunDirectory,
+        StepMetrics, Summary, facts, has_begun, open_data, open_data_with, run_config,
     },
 };
 use sparse24_train::model::ModelSpec;
@@ -27,11 +26,13 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     lambda_search,
-    output::{counted, note, say, word},
+    output::{counted, note, note_outside, say, word},
     progress::{Progress, WorkProgress},
+    ranks::{Member, Ranks},
     runs,
     signals::Signals,
     tensorboard::{self, Events},
+    threads::on_threads,
     weights::Initial,
 };
 
@@ -56,8 +57,14 @@ pub(crate) struct Args {
     /// Finished search for --lambda auto [default: search first, in the run directory]
     #[arg(long, value_name = "DIR")]
     lambda_search: Option<PathBuf>,
+    /// Resume the run in --out if there is one, so that one command serves the first start and
+    /// every restart
+    #[arg(long, requires = "out")]
+    resume_or_start: bool,
     #[command(flatten)]
     reporting: Reporting,
+    #[command(flatten)]
+    ranks: Ranks,
 }
 
 /// How a run reports its progress and result.
@@ -72,9 +79,27 @@ pub(crate) struct Reporting {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // The model to start from may be on the machine of rank 0 alone, and decides settings.
+    let settings = match args.init_from {
+        None => Some(args.configure.resolve()?),
+        Some(_) => None,
+    };
+    let threads = settings.as_ref().map_or(0, |config| config.backend.threads);
+    args.ranks.join(&facts(settings.as_ref()), |member| match member.leads() {
+        true => lead(args, member),
+        false => member.follow(threads),
+    })
+}
+
+/// Starts the run, or resumes it if that is asked for.
+fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
     let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
     let mut config = args.configure.resolve_over(&given)?;
+    if let Some(out) = args.out.as_ref().filter(|out| args.resume_or_start && has_begun(out)) {
+        check_settings(args, &config, out)?;
+        return resume(out, &Resume::default(), &args.reporting, member);
+    }
     config.check_corpus()?;
     initial.as_mut().map_or(Ok(()), |initial| initial.check(&config))?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config.preset)).transpose()?;
@@ -86,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let named = [Path::new("--out"), &out];
     let more = if args.out.is_some() { &named[..0] } else { &named };
     let lambda = choose_lambda(args, &mut config, &out, more, &signals)?;
-    on_threads(&config.clone(), || {
+    on_threads(member.threads(config.backend.threads), || {
         let mut progress = WorkProgress::new("reading the shards, once");
         let tokenizer = initial.as_ref().and_then(|initial| initial.tokenizer.as_ref());
         let data = open_data_with(&config, tokenizer, &mut |done, all| {
@@ -113,10 +138,35 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             plans: args.plans.as_deref(),
             lambda: lambda.as_ref(),
         };
-        let run = Run::start(config, data, given, &out)?;
+        let run = Run::start_in(member.group, config, data, given, &out)?;
         remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
+}
+
+/// Refuses settings that decide bits and are others than those of a run.
+fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
+    let (asked, there) = (config.decisive(), run_config(out)?.decisive());
+    let unset = "its default".to_owned();
+    // These two may be chosen at the start.
+    let is_chosen = |key: &str| {
+        key == "batch.replicas" && !asked.contains_key(key)
+            || key == "method.lambda" && args.lambda.is_some()
+    };
+    let differing = asked
+        .keys()
+        .chain(there.keys())
+        .find(|key| asked.get(*key) != there.get(*key) && !is_chosen(key));
+    let Some(key) = differing else { return Ok(()) };
+    let [asked, there] = [&asked, &there].map(|settings| settings.get(key).unwrap_or(&unset));
+    let path = word(out);
+    Err(Failure::new(
+        Exit::Usage,
+        format!(
+            "{key}: expected {there} as in the run {path}, found {asked}; to change it, run \
+             `sparse24 resume {path} --set {key}=...`"
+        ),
+    ))
 }
 
 /// Sets lambda as `--lambda` asks. Returns its origin if it comes from a search.
@@ -172,17 +222,22 @@ fn choose_lambda(
     Ok(Some(origin))
 }
 
-/// Runs on the configured number of threads.
-pub(crate) fn on_threads<T: Send>(
-    config: &Config,
-    work: impl FnOnce() -> Result<T, Failure> + Send,
-) -> Result<T, Failure> {
-    // A foreign configuration may ask for thousands; results do not depend on their number.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    processor::on_threads(config.backend.threads.min(cores.saturating_mul(4).max(64)), work)
-        .map_err(|error| {
-            Failure::new(Exit::Io, format!("backend.threads: {error}; ask for fewer"))
-        })?
+/// Continues a run as rank 0.
+pub(crate) fn resume(
+    path: &Path,
+    how: &Resume,
+    reporting: &Reporting,
+    member: Member,
+) -> Result<(), Failure> {
+    // For the thread count; the run reads its configuration again under its lock.
+    let config = run_config(path)?.with_settings(&how.settings)?;
+    on_threads(member.threads(config.backend.threads), || {
+        let run = Run::resume_in(member.group, path, how, |config| {
+            note_outside("data.path", &config.data.path);
+            note_outside("run.flip_reference", &config.run.flip_reference);
+        });
+        drive(run?, reporting, Signals::take()?)
+    })
 }
 
 /// Trains a run to its end and reports its progress.

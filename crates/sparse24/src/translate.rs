@@ -19,7 +19,7 @@ use crate::{
     output::{note, say},
     progress::WorkProgress,
     signals::Signals,
-    train::on_threads,
+    threads::on_threads,
 };
 
 /// Translate sentences, one per line, with a run or a checkpoint
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let config = model.config.clone();
     let signals = Signals::listen_for_stop()?;
-    on_threads(&config, || {
+    on_threads(config.backend.threads, || {
         let mut trainer = model.into_trainer()?;
         let most = trainer.recipe().batch.size;
         if !(1..=most).contains(&beam) {

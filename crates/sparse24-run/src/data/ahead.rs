@@ -54,14 +54,16 @@ impl<K: Copy + PartialEq + Send + 'static, T: Send + 'static> Ahead<K, T> {
 #[derive(Debug)]
 pub struct ReadAhead {
     accumulation: GradientAccumulation,
+    rank: usize,
+    world: usize,
     next: Ahead<Draw, [Vec<u32>; 2]>,
 }
 
 impl ReadAhead {
-    /// For steps of so many micro-steps.
+    /// For steps of so many micro-steps, of which a rank does its share.
     #[must_use]
-    pub fn new(accumulation: GradientAccumulation) -> Self {
-        Self { accumulation, next: Ahead::default() }
+    pub fn new(accumulation: GradientAccumulation, rank: usize, world: usize) -> Self {
+        Self { accumulation, rank, world, next: Ahead::default() }
     }
 
     /// [`Dataset::batch`], read ahead if the batch before it was drawn here; begins to read the one
@@ -79,11 +81,13 @@ impl ReadAhead {
         inputs: &mut Vec<u32>,
         targets: &mut Vec<u32>,
     ) -> Result<(), Error> {
+        let share = |step| self.accumulation.share(step, self.rank, self.world);
         let following = match draw.micro_step + 1 {
-            micro_step if micro_step < self.accumulation.of(draw.step) => {
-                Draw { micro_step, ..draw }
+            micro_step if micro_step < share(draw.step).end => Draw { micro_step, ..draw },
+            _ => {
+                let step = draw.step.wrapping_add(1);
+                Draw { step, micro_step: share(step).start, ..draw }
             }
-            _ => Draw { step: draw.step.wrapping_add(1), micro_step: 0, ..draw },
         };
         let dataset = dataset.clone();
         [*inputs, *targets] = self.next.take(draw, following, move |draw| {

@@ -19,6 +19,7 @@ use crate::{
 use sparse24_train::{
     backend::{Backend, Placement, op::HeadLoss},
     estimate::{Estimate, estimate},
+    group::{Group, Solo},
     model::ModelSpec,
     nn::BatchShape,
     objective::{Batch, DataError, Evaluation, MaskedLm, Metrics, Objective},
@@ -45,6 +46,12 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
         .map(|around| format!("; it lies in a run, name {}", around.display()))
         .unwrap_or_default();
     Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
+}
+
+/// Whether a directory holds a run that a resume would continue.
+#[must_use]
+pub fn has_begun(run: &Path) -> bool {
+    run.join(CONFIG).is_file()
 }
 
 /// Opens the data of a new run that is no fine-tuning.
@@ -191,9 +198,12 @@ impl RunData {
         }
     }
 
-    /// Whether batches are read from disk.
-    pub(super) fn is_on_disk(&self) -> bool {
-        matches!(self, Self::Text(dataset) if !dataset.train().shards().is_empty())
+    /// Reads the batches of a rank ahead, if they are on disk.
+    pub(super) fn read_ahead(&self, trainer: &mut Trainer) -> Option<ReadAhead> {
+        let Self::Text(dataset) = self else { return None };
+        let (rank, world) = (trainer.group().rank(), trainer.group().world());
+        let ahead = || ReadAhead::new(trainer.recipe().gradient_accumulation, rank, world);
+        (!dataset.train().shards().is_empty()).then(ahead)
     }
 
     /// The batches of a recipe.
@@ -382,6 +392,15 @@ pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize 
 
 /// A trainer at step 0, if this machine has enough memory.
 pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
+    trainer_in(Box::new(Solo), config, vocabulary)
+}
+
+/// The same, in a group.
+pub(super) fn trainer_in(
+    group: Box<dyn Group>,
+    config: &Config,
+    vocabulary: usize,
+) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let needed = host_bytes(&estimate(&recipe, backend)?, backend.placement);
@@ -391,7 +410,7 @@ pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer,
             format!("{problem}; lower it, batch.size or backend.threads"),
         ));
     }
-    Ok(Trainer::new(open_backend(config)?, recipe)?)
+    Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
 /// Opens the backend of the configuration.

@@ -8,6 +8,7 @@ use super::{
     Run,
     directory::CHECKPOINTS,
     identity::{self, identity},
+    ranks::{Order, compare_states, order},
     snapshot::{ends, snapshot},
     training::is_due,
 };
@@ -42,6 +43,8 @@ impl Run {
             self.metrics.append(pending)?;
         }
         self.settle()?;
+        order(self.trainer.group(), &Order::Compare)?;
+        compare_states(&mut self.trainer)?;
         let mut state = identity(&self.config, &self.data, &self.trainer);
         state.skipped_steps = self.skipped;
         let checkpoint = snapshot(

@@ -3,11 +3,11 @@
 //! Invariant: everything is checked before anything is written, and a new directory is a run only
 //! when it is complete.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
-    components::{RunData, data_of, new_trainer, record_scan, run_config, vocabulary},
+    components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
     identity::{self, identity},
     instruments::FlipCounts,
@@ -15,6 +15,7 @@ use super::{
     metrics::best,
     plans,
     provenance::fingerprint,
+    ranks::set_up,
     saving::{check_space, former_ends, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
@@ -23,10 +24,14 @@ use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
     config::{Config, NEUTRAL},
-    data::{ReadAhead, Tokenizer},
+    data::Tokenizer,
     disk,
 };
-use sparse24_train::{backend::Plans, trainer::Trainer};
+use sparse24_train::{
+    backend::Plans,
+    group::{Group, Solo},
+    trainer::Trainer,
+};
 
 /// Inputs of a new run besides its configuration and data.
 #[derive(Debug, Clone, Copy, Default)]
@@ -70,11 +75,31 @@ impl Run {
     /// Errors from the configuration, the inputs and the directory; [`Error::Setting`] for a
     /// dataset that was opened for another configuration. Nothing is left behind.
     pub fn start(
+        config: Config,
+        data: impl Into<RunData>,
+        given: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
+        Self::start_in(Box::new(Solo), config, data, given, path)
+    }
+
+    /// Like [`Self::start`], as rank 0 of a group whose other ranks [join](super::Follower::join).
+    /// The run has at least as many replicas as there are ranks, unless `batch.replicas` is set to
+    /// another number than 1.
+    ///
+    /// # Errors
+    /// Like [`Self::start`]; errors of the group.
+    pub fn start_in(
+        group: Box<dyn Group>,
         mut config: Config,
         data: impl Into<RunData>,
         Given { weights: initial, plans, lambda }: Given<'_>,
         path: &Path,
     ) -> Result<Self, Error> {
+        if config.batch.replicas == NonZeroU32::MIN {
+            config.batch.replicas =
+                NonZeroU32::new(group.world() as u32).expect("a group has a rank");
+        }
         config.check()?;
         let data = data.into();
         if !data.is_of(&config) {
@@ -85,7 +110,8 @@ impl Run {
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
         let table = initial.and_then(|weights| weights.iter().find(table));
         let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
-        let mut trainer = new_trainer(&config, vocabulary(&config, &data, rows))?;
+        let vocabulary = vocabulary(&config, &data, rows);
+        let mut trainer = trainer_in(group, &config, vocabulary)?;
         data.check_evaluation(trainer.recipe(), config.run.eval_tokens)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
@@ -105,6 +131,7 @@ impl Run {
         }
         make_absolute(&mut config)?;
         let reference = FlipReference::open(&config, std::iter::empty())?;
+        set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
             if let Some(tokenizer) = data.tokenizer() {
@@ -146,14 +173,17 @@ impl Run {
     /// weights or whose metrics show that it had checkpoints; data or settings that differ and are
     /// not allowed to; and fewer steps than are done. [`Error::Room`].
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
-        Self::resume_announced(path, how, |_| {})
+        Self::resume_in(Box::new(Solo), path, how, |_| {})
     }
 
-    /// Like [`Self::resume`]; `announce` sees the configuration before any path in it is read.
+    /// Like [`Self::resume`], as rank 0 of a group whose other ranks
+    /// [join](super::Follower::join); `announce` sees the configuration before any path in it is
+    /// read.
     ///
     /// # Errors
-    /// Like [`Self::resume`].
-    pub fn resume_announced(
+    /// Like [`Self::resume`]; errors of the group.
+    pub fn resume_in(
+        group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
         announce: impl FnOnce(&Config),
@@ -205,7 +235,7 @@ impl Run {
         let rows =
             rows.map(|path| checkpoint::rows(path, config.model.token_table())).transpose()?;
         let vocabulary = vocabulary(&config, &data, rows.unwrap_or(0));
-        let mut trainer = new_trainer(&config, vocabulary)?;
+        let mut trainer = trainer_in(group, &config, vocabulary)?;
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest
             .refused
@@ -293,6 +323,7 @@ impl Run {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
+        set_up(&config, &data, &mut trainer, vocabulary, saved.is_some())?;
         let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
         check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();
@@ -353,7 +384,7 @@ impl Run {
     fn opened(
         config: Config,
         data: RunData,
-        trainer: Trainer,
+        mut trainer: Trainer,
         directory: RunDirectory,
         metrics: MetricsLog,
         log: Log,
@@ -365,8 +396,7 @@ impl Run {
             config.run.spike_window,
             before.iter().map(|metrics| metrics.loss),
         );
-        let ahead =
-            data.is_on_disk().then(|| ReadAhead::new(trainer.recipe().gradient_accumulation));
+        let ahead = data.read_ahead(&mut trainer);
         Self {
             config,
             ahead,

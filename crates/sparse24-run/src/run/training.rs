@@ -18,9 +18,10 @@ use super::{
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
+    ranks::{Ending, Order, order},
 };
 use crate::{
-    Error,
+    Error, ErrorKind,
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite, RunConfig},
     data::ReadAhead,
@@ -140,6 +141,19 @@ impl Run {
     /// directory, and from saving, after the current step.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
+        let ending = match &steps {
+            Ok(Ended::Finished(_)) => Some(Ending::Finished),
+            Ok(Ended::Stopped { .. }) => Some(Ending::Stopped),
+            // The others know, or are gone.
+            Err(error) if matches!(error.kind(), ErrorKind::Peer | ErrorKind::Disagreement) => None,
+            Err(error) => Some(Ending::Failed { kind: error.kind(), problem: error.to_string() }),
+        };
+        let told = ending.map(|ending| {
+            order(self.trainer.group(), &Order::End(ending))?;
+            self.trainer.group().close();
+            Ok(())
+        });
+        let steps = steps.and_then(|ended| told.transpose().map(|_| ended));
         // The first error counts.
         let settled = self.settle();
         let ended = steps
@@ -209,7 +223,10 @@ impl Run {
 
     /// Serves the observer's request; returns whether to stop.
     fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
-        let asked = observer.asked();
+        let mut asked = observer.asked();
+        if order(self.trainer.group(), &Order::Ask)? {
+            asked = Asked::Stop;
+        }
         if asked != Asked::Nothing {
             self.save()?;
         }
@@ -315,6 +332,7 @@ impl Run {
         let count = windows.sequences();
         let windows = Shown::new(windows, Part::Evaluation, count, observer);
         let size = evaluated_at_once(&self.config);
+        order(self.trainer.group(), &Order::Evaluate)?;
         let (metrics, Judgement { mut scores, .. }) =
             self.data.judge(&mut self.trainer, &windows, size)?;
         let (loss, step) = (metrics.loss(), self.trainer.step());
@@ -345,6 +363,8 @@ impl Run {
         let began = Instant::now();
         let micro_steps = self.trainer.recipe().gradient_accumulation.of(step) as usize;
         let batches = Shown::new(batches, Part::Step, micro_steps, observer);
+        let samples_flips = sampling == FlipSampling::Sample;
+        order(self.trainer.group(), &Order::Step { samples_flips })?;
         let outcome = self.trainer.train_step(&batches, sampling).map_err(Error::from);
         let mut metrics = StepMetrics {
             step,
@@ -380,6 +400,7 @@ impl Run {
                 if self.skipped >= self.config.run.skip_limit {
                     return Err(Error::SkipLimit { step, what, skipped: self.skipped, kept });
                 }
+                order(self.trainer.group(), &Order::Skip)?;
                 self.trainer.skip_step()?;
                 self.skipped += 1;
                 metrics.phase = self.trainer.phase().kind();

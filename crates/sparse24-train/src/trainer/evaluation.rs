@@ -84,5 +84,5 @@ fn gather(group: &mut dyn Group, own: Vec<f32>) -> Result<Vec<f32>, Error> {
     if group.world() == 1 {
         return Ok(own);
     }
-    Ok(to_floats(&group.all_gather(&to_bytes(&own).collect::<Vec<_>>())?.concat()))
+    Ok(to_floats(&group.all_gather(&to_bytes(&own))?.concat()))
 }

@@ -6,7 +6,10 @@
 
 use std::{ops::Range, sync::atomic::Ordering};
 
-use sparse24_core::{Mask, op::NonFinite};
+use sparse24_core::{
+    Mask,
+    op::{Accumulate, NonFinite},
+};
 
 use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
 use crate::{
@@ -16,12 +19,13 @@ use crate::{
         op::{Add, Copy},
     },
     group::{Group, misfit, to_bytes, to_floats},
-    nn::Parameters,
+    nn::{Parameters, Pass},
+    objective::Objective,
 };
 
 /// Refuses a number of ranks that the replicas cannot be divided over.
 pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
-    if recipe.replicas.get() as usize % world == 0 {
+    if (recipe.replicas.get() as usize).is_multiple_of(world) {
         return Ok(());
     }
     let problem =
@@ -47,7 +51,7 @@ pub(super) fn partial_sums(
     (0..levels).map(level).collect()
 }
 
-/// Losses and targets of all micro-steps of a step, from all ranks.
+/// Losses of all micro-steps of a step, from all ranks.
 pub(super) struct Shared {
     losses: Vec<f32>,
 }
@@ -113,7 +117,7 @@ impl Trainer {
         let own = backend.download(losses.first_rows(rows))?;
         let counts = targets.iter().map(|&targets| targets as f32);
         let own: Vec<f32> = own.into_iter().chain(counts).collect();
-        let all = group.all_gather(&to_bytes(&own).collect::<Vec<_>>())?;
+        let all = group.all_gather(&to_bytes(&own))?;
         let mut shared = Shared { losses: Vec::new() };
         targets.clear();
         for of_rank in all {
@@ -126,6 +130,27 @@ impl Trainer {
         let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
         backend.reduce(&gradients, &mut **group)?;
         Ok(Some(shared))
+    }
+
+    /// Times the choices of steps and evaluations in all phases, by a micro-batch of each kind, so
+    /// that the other ranks can replay them. Leaves no trace but the plans.
+    ///
+    /// # Errors
+    /// Errors from the objective and the backend.
+    pub fn time_plans(&mut self, objective: &dyn Objective) -> Result<(), Error> {
+        let step = self.step() + 1;
+        for phase in self.recipe.method.phases.clone() {
+            let shape = self.prepare_batch(objective, self.step_state(step))?;
+            let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
+            for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+                let pass = recipe.pass(&mut **backend, &phase, shape);
+                model.train(&mut Pass { accumulate, ..pass })?;
+            }
+            let pass = recipe.pass(&mut **backend, &phase, shape);
+            model.evaluate(&mut Pass { dropout: 0.0, ..pass })?;
+        }
+        // Lowers the flag, which masks of another phase may have raised.
+        self.backend.report(self.allocated.losses).map(drop)
     }
 
     /// Replaces the state of every rank, parameters and [`Progress`], by that of rank 0.
@@ -154,8 +179,9 @@ impl Trainer {
             }
             for mask in [&mut state.mask, &mut state.dgrad_mask] {
                 let tiles = mask.as_ref().map(Mask::tiles);
-                let tiles = tiles.map(|tiles| tiles.iter().map(|&tile| tile.into()).collect());
-                let tiles = words(group, tiles.as_ref().map(Vec::as_slice))?;
+                let tiles: Option<Vec<u32>> =
+                    tiles.map(|tiles| tiles.iter().map(|&tile| tile.into()).collect());
+                let tiles = words(group, tiles.as_deref())?;
                 let tiles = tiles.map(|tiles| tiles.iter().map(|&tile| tile as u16).collect());
                 let of = |tiles| Mask::from_tiles(shape[0], shape[1], tiles);
                 *mask = tiles.map(of).transpose()?;

@@ -18,6 +18,8 @@ mod interruption;
 mod methods;
 mod prepare;
 mod prune;
+#[cfg(unix)]
+mod ranks;
 mod refusals;
 mod report;
 mod reports;

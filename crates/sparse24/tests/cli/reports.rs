@@ -142,8 +142,8 @@ fn help_and_version_are_answers() {
         .map_while(|line| line.strip_prefix("  "))
         .filter_map(|line| line.split(' ').next().filter(|name| !name.is_empty()))
         .collect();
-    assert_eq!(commands.len(), 24 + 1, "with `help`: {commands:?}");
-    for command in &commands[..24] {
+    assert_eq!(commands.len(), 25 + 1, "with `help`: {commands:?}");
+    for command in &commands[..25] {
         let help = place.answer(&format!("{command} --help"));
         assert!(help.contains(&format!("Usage: sparse24 {command}")), "{help}");
     }

@@ -7,7 +7,7 @@ use crate::{
     checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
     disk::fault::{self, Fault, Plan},
-    run::{RunData, open_data, save_imported},
+    run::{RunData, components::new_trainer, open_data, save_imported},
 };
 use sparse24_core::op::Activation;
 use sparse24_train::{estimate::estimate, model::Sparsify};

@@ -1,0 +1,316 @@
+//! Which rank a process is, from the environment that its launcher gives it.
+//!
+//! The first launcher of [`LAUNCHERS`] whose variables are set counts. Rank 0 is at `MASTER_ADDR`
+//! and `MASTER_PORT`, and without them at `SPARSE24_RENDEZVOUS` for our own launcher, on the first
+//! machine of a Slurm step, and on this machine if it has all ranks. An Indexed Job of Kubernetes
+//! numbers machines, not ranks: each runs `sparse24 launch`.
+
+use std::{collections::BTreeMap, ops::RangeInclusive};
+
+use crate::Error;
+
+/// The place of a process among the ranks of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The program that started it.
+    pub launcher: &'static str,
+    /// The number of this rank, from 0.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world: usize,
+    /// The number of this rank among those of this machine.
+    pub local_rank: usize,
+    /// The number of ranks on this machine.
+    pub local_world: usize,
+    /// Where rank 0 is, by name or address.
+    pub host: String,
+    /// The ports of which rank 0 takes the first that is free.
+    pub ports: RangeInclusive<u16>,
+    /// A name that this start of the ranks has and others have not; may be empty.
+    pub run: String,
+}
+
+/// The environment of a process.
+pub type Environment = BTreeMap<String, String>;
+
+/// The names of a launcher's variables.
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    local_world: &'static str,
+    /// They name a start, as far as they are set.
+    run: &'static [&'static str],
+}
+
+const OURS: Launcher = Launcher {
+    name: "sparse24",
+    rank: "SPARSE24_RANK",
+    world: "SPARSE24_WORLD",
+    local_rank: "SPARSE24_LOCAL_RANK",
+    local_world: "SPARSE24_LOCAL_WORLD",
+    run: &[],
+};
+
+const SLURM: Launcher = Launcher {
+    name: "srun",
+    rank: "SLURM_PROCID",
+    world: "SLURM_STEP_NUM_TASKS",
+    local_rank: "SLURM_LOCALID",
+    local_world: "",
+    run: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
+};
+
+const TORCHRUN: Launcher = Launcher {
+    name: "torchrun",
+    rank: "RANK",
+    world: "WORLD_SIZE",
+    local_rank: "LOCAL_RANK",
+    local_world: "LOCAL_WORLD_SIZE",
+    run: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+};
+
+const LAUNCHERS: [&Launcher; 5] = [
+    &OURS,
+    &TORCHRUN,
+    &Launcher {
+        name: "mpirun (Open MPI)",
+        rank: "OMPI_COMM_WORLD_RANK",
+        world: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        run: &["PMIX_NAMESPACE"],
+    },
+    &Launcher {
+        name: "mpirun (MPICH)",
+        rank: "PMI_RANK",
+        world: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_world: "MPI_LOCALNRANKS",
+        run: &[],
+    },
+    &SLURM,
+];
+
+/// Ports that are tried, where the launcher names one that may be taken.
+const TRIED: u16 = 16;
+
+/// Where rank 0 listens if nothing says so.
+const PORT: u16 = 29500;
+
+/// The placement that an environment describes; none if it describes one rank alone.
+///
+/// # Errors
+/// [`Error::Setting`] names the variable that is missing or wrong.
+pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> {
+    let set = |name: &str| environment.get(name).map(String::as_str);
+    let is_complete = |launcher: &&&Launcher| {
+        let Launcher { rank, world, local_rank, .. } = launcher;
+        [rank, world, local_rank].iter().all(|name| set(name).is_some())
+    };
+    let Some(launcher) = LAUNCHERS.iter().find(is_complete) else {
+        return match set("WORLD_SIZE") {
+            None | Some("1") => Ok(None),
+            Some(_) if set("RANK").is_none() => Ok(None),
+            // Kubeflow's PyTorchJob counts machines.
+            Some(_) => Err(Error::setting(
+                "LOCAL_RANK",
+                "is not set, so RANK and WORLD_SIZE may count machines or processes; start each \
+                 machine with `sparse24 launch --nodes M --node I -n RANKS --rendezvous HOST:PORT`",
+            )),
+        };
+    };
+    let number = |name: &str| {
+        let text = set(name).unwrap_or_default();
+        let expected = || Error::setting(name, format!("expected a number, found {text:?}"));
+        text.parse::<usize>().map_err(|_| expected())
+    };
+    let [rank, world, local_rank] =
+        [number(launcher.rank)?, number(launcher.world)?, number(launcher.local_rank)?];
+    let local_world = match set(launcher.local_world) {
+        Some(_) => number(launcher.local_world)?,
+        None if launcher.name == SLURM.name => tasks_here(environment).unwrap_or(1),
+        None => 1,
+    };
+    for (name, number, of) in
+        [(launcher.rank, rank, world), (launcher.local_rank, local_rank, local_world)]
+    {
+        if number >= of {
+            let problem = format!("expected a number below {of}, found {number}");
+            return Err(Error::setting(name, problem));
+        }
+    }
+    if world == 1 {
+        return Ok(None);
+    }
+    let (host, ports) = match (launcher.name, set("MASTER_ADDR")) {
+        (name, _) if name == OURS.name => {
+            let (host, port) = address(set("SPARSE24_RENDEZVOUS").unwrap_or_default())?;
+            (host, port..=port)
+        }
+        (name, None) if name == SLURM.name => {
+            let nodes = set("SLURM_STEP_NODELIST").unwrap_or_default();
+            // A port for each job of the last few thousand.
+            let job = number("SLURM_JOB_ID")?;
+            let port = 61_440 + TRIED * (job % (4096 / TRIED as usize)) as u16;
+            (first_host(nodes), port..=port + TRIED - 1)
+        }
+        (_, host) => {
+            let host = match host {
+                Some(host) => host.to_owned(),
+                None if local_world == world => "127.0.0.1".to_owned(),
+                None => {
+                    let problem = "is not set, and the ranks are on several machines; set it to \
+                        the host name of rank 0's (mpirun -x MASTER_ADDR=...)";
+                    return Err(Error::setting("MASTER_ADDR", problem));
+                }
+            };
+            let port = set("MASTER_PORT").map_or(Ok(PORT.into()), |_| number("MASTER_PORT"))?;
+            // The agent of torchrun has the port itself.
+            let taken = u16::from(set("TORCHELASTIC_USE_AGENT_STORE") == Some("True"));
+            let first = u16::try_from(port).ok().and_then(|port| port.checked_add(taken));
+            let last = first.and_then(|first| first.checked_add(TRIED - 1));
+            let Some((first, last)) = first.zip(last) else {
+                let problem = format!("expected a port below 65500, found {port}");
+                return Err(Error::setting("MASTER_PORT", problem));
+            };
+            (host, first..=last)
+        }
+    };
+    let run: Vec<_> = launcher.run.iter().filter_map(|name| set(name)).collect();
+    let (launcher, run) = (launcher.name, run.join("."));
+    Ok(Some(Placement { launcher, rank, world, local_rank, local_world, host, ports, run }))
+}
+
+/// Host and port of `HOST:PORT`, where an IPv6 address is in brackets.
+fn address(text: &str) -> Result<(String, u16), Error> {
+    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() => {
+            Ok((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
+        }
+        _ => {
+            let problem = format!("expected HOST:PORT of rank 0, found {text:?}");
+            Err(Error::setting("--rendezvous", problem))
+        }
+    }
+}
+
+/// The first host of a list of Slurm, such as `rack[1-2]n[007,9],b`.
+fn first_host(nodes: &str) -> String {
+    let (mut host, mut is_skipped) = (String::new(), false);
+    let mut is_range = false;
+    for c in nodes.chars() {
+        match c {
+            '[' => is_range = true,
+            ']' => (is_range, is_skipped) = (false, false),
+            ',' | '-' if is_range => is_skipped = true,
+            ',' => break,
+            _ if is_skipped => {}
+            c => host.push(c),
+        }
+    }
+    host
+}
+
+/// The number of a Slurm step's tasks on this machine, from a list such as `4(x2),3`.
+fn tasks_here(environment: &Environment) -> Option<usize> {
+    let mut node: usize = environment.get("SLURM_NODEID")?.parse().ok()?;
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE")?.split(',') {
+        let (tasks, nodes) = part.split_once("(x").unwrap_or((part, "1)"));
+        let nodes: usize = nodes.strip_suffix(')')?.parse().ok()?;
+        if node < nodes {
+            return tasks.parse().ok();
+        }
+        node -= nodes;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &str) -> Result<Option<Placement>, Error> {
+        let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+        placement(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    /// Environments as launchers make them, without what is not read.
+    #[test]
+    fn every_launcher_is_recognized() {
+        let torchrun = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 \
+            MASTER_ADDR=head MASTER_PORT=29400 TORCHELASTIC_RUN_ID=none \
+            TORCHELASTIC_RESTART_COUNT=2 TORCHELASTIC_USE_AGENT_STORE=True";
+        let srun = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 \
+            SLURM_JOB_ID=70001 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=4,3 \
+            SLURM_STEP_NODELIST=n[07-08]";
+        let ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+            OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-1@1";
+        let mpich = "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 MASTER_ADDR=::1 \
+            MASTER_PORT=4000";
+        let launch = "SPARSE24_RANK=1 SPARSE24_WORLD=8 SPARSE24_LOCAL_RANK=1 \
+            SPARSE24_LOCAL_WORLD=8 SPARSE24_RENDEZVOUS=[::1]:80";
+        for (environment, expected) in [
+            (torchrun, ("torchrun", [3, 4, 1, 2], "head", 29401..=29416, "none.2")),
+            (srun, ("srun", [5, 7, 1, 3], "n07", 63_248..=63_263, "70001.0")),
+            (ompi, ("mpirun (Open MPI)", [1, 2, 1, 2], "127.0.0.1", 29500..=29515, "prterun-1@1")),
+            (mpich, ("mpirun (MPICH)", [0, 2, 0, 1], "::1", 4000..=4015, "")),
+            (launch, ("sparse24", [1, 8, 1, 8], "::1", 80..=80, "")),
+            (
+                &format!("{srun} {torchrun}"),
+                ("torchrun", [3, 4, 1, 2], "head", 29401..=29416, "none.2"),
+            ),
+        ] {
+            let (launcher, [rank, world, local_rank, local_world], host, ports, run) = expected;
+            let (host, run) = (host.to_owned(), run.to_owned());
+            let expected =
+                Placement { launcher, rank, world, local_rank, local_world, host, ports, run };
+            assert_eq!(of(environment).unwrap(), Some(expected), "{environment}");
+        }
+    }
+
+    #[test]
+    fn one_rank_alone_needs_no_group() {
+        for environment in [
+            "HOME=/",
+            "WORLD_SIZE=2",
+            "RANK=0 WORLD_SIZE=1",
+            "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0",
+            // A batch script of Slurm, and a pod of an Indexed Job, are one process.
+            "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_LOCALID=0",
+            "JOB_COMPLETION_INDEX=1",
+        ] {
+            assert_eq!(of(environment).unwrap(), None, "{environment}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let four = "WORLD_SIZE=4 LOCAL_RANK=0";
+        for (environment, expected) in [
+            ("RANK=1 WORLD_SIZE=4", "LOCAL_RANK: is not set"),
+            (&format!("{four} RANK=x"), "RANK: expected a number, found \"x\""),
+            (&format!("{four} RANK=4"), "RANK: expected a number below 4, found 4"),
+            (&format!("{four} RANK=1"), "MASTER_ADDR: is not set"),
+            (&format!("{four} RANK=1 MASTER_ADDR=a MASTER_PORT=65530"), "MASTER_PORT: expected"),
+            (
+                "SPARSE24_RANK=0 SPARSE24_WORLD=2 SPARSE24_LOCAL_RANK=0",
+                "--rendezvous: expected HOST",
+            ),
+        ] {
+            let error = of(environment).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{environment}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_host_of_a_list_is_found() {
+        for (nodes, expected) in
+            [("a", "a"), ("a-1,b", "a-1"), ("n[001-015],b", "n001"), ("r[1-2]n[7,9]-ib", "r1n7-ib")]
+        {
+            assert_eq!(first_host(nodes), expected);
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! Ranks that are connected by TCP, each to each.
+//!
+//! Rank 0 listens; the others connect to it, prove that they know the secret, and learn each
+//! other's addresses. A connection carries frames: a kind, a length in four bytes, and so many
+//! bytes. A thread per connection writes them, or a sign of life each second; another reads them.
+//! A rank that closes its connection without a goodbye, or sends nothing for the peer timeout, is
+//! gone, and so is the run.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, BufReader, Read, Write},
+    mem,
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use sparse24_train::{Error as TrainError, group::Group};
+
+use super::{
+    Placement, Secret,
+    handshake::{self, Answer, Hello},
+};
+use crate::Error;
+
+/// How a rank joins the others.
+#[derive(Clone)]
+pub struct Joining {
+    /// The secret that all ranks know.
+    pub secret: Secret,
+    /// The longest silence of a rank before it counts as gone.
+    pub peer_timeout: Duration,
+    /// How long to wait for ranks that have not come.
+    pub wait: Duration,
+    /// Called with messages for the user.
+    pub note: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Called once if a rank is gone and this process has not ended [`GRACE`] later; it must end
+    /// the process.
+    pub lost: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// The time that a process has to end by itself after a rank is gone.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// The time between signs of life.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The time between lists of missing ranks.
+const REMINDER: Duration = Duration::from_secs(30);
+
+/// How often a rank that waits looks again.
+const POLL: Duration = Duration::from_millis(20);
+
+/// The longest frame in bytes.
+const FRAME: usize = 1 << 20;
+
+/// The longest message in bytes.
+const MESSAGE: usize = 1 << 30;
+
+/// Handshakes at a time.
+const HANDSHAKES: usize = 256;
+
+/// Kinds of frames.
+const ALIVE: u8 = 0;
+/// A piece of a message that goes on.
+const PIECE: u8 = 1;
+/// The last piece of a message.
+const LAST: u8 = 2;
+/// The end of the connection; a text says that the sender failed.
+const GOODBYE: u8 = 3;
+
+enum Outgoing {
+    Message(Vec<u8>),
+    Goodbye(String),
+}
+
+enum Event {
+    Message(Vec<u8>),
+    Left,
+    Gone(String),
+}
+
+/// The state that all threads of a process share.
+#[derive(Default)]
+struct Ending {
+    /// Whether this rank has said goodbye.
+    closed: AtomicBool,
+    /// Whether [`Joining::lost`] is due.
+    lost: AtomicBool,
+}
+
+/// The way to another rank, and the thread that writes to it.
+type Link = (Sender<Outgoing>, JoinHandle<()>);
+
+/// The connections of a rank.
+#[derive(Default)]
+struct Links {
+    peers: Mutex<BTreeMap<usize, Link>>,
+    ending: Arc<Ending>,
+}
+
+/// A rank that is connected with all others.
+pub struct Tcp {
+    rank: usize,
+    world: usize,
+    joining: Joining,
+    links: Arc<Links>,
+    inbox: Receiver<(usize, Event)>,
+    post: Sender<(usize, Event)>,
+    /// Messages that arrived before they were asked for.
+    early: Vec<VecDeque<Vec<u8>>>,
+    /// Why there will be no more from a rank.
+    ended: Vec<Option<String>>,
+}
+
+/// Says goodbye to the other ranks. Without it, and without [`Tcp`], they see a rank that is gone.
+#[derive(Clone)]
+pub struct Farewell(Arc<Links>);
+
+impl Farewell {
+    /// Closes the connections once all messages are sent. With a `failure`, the others end with
+    /// this text; without one, they may go on as long as they need nothing from this rank. Only
+    /// the first goodbye counts.
+    pub fn say(&self, failure: Option<&str>) {
+        let Self(links) = self;
+        links.ending.closed.store(true, Ordering::SeqCst);
+        let peers = mem::take(&mut *locked(&links.peers)).into_values();
+        let farewell = |(to, writer): Link| {
+            // Without its thread, the other rank is gone.
+            let _ = to.send(Outgoing::Goodbye(failure.unwrap_or_default().to_owned()));
+            writer
+        };
+        for writer in peers.map(farewell).collect::<Vec<_>>() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn gone(text: impl Into<String>) -> TrainError {
+    TrainError::Peer(text.into())
+}
+
+fn network(text: &str, source: io::Error) -> TrainError {
+    gone(format!("{text}: {source}"))
+}
+
+impl Tcp {
+    /// Joins the other ranks of a placement and waits for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if rank 0 refuses this rank or its host has no address; an error of the
+    /// kind [`Peer`](crate::ErrorKind::Peer) if a rank does not come or is gone.
+    pub fn join(placement: &Placement, joining: Joining) -> Result<Self, Error> {
+        let Placement { rank, world, .. } = *placement;
+        let (post, inbox) = channel();
+        let mut tcp = Self {
+            rank,
+            world,
+            joining,
+            links: Arc::default(),
+            inbox,
+            post,
+            early: vec![VecDeque::new(); world],
+            ended: vec![None; world],
+        };
+        let until = Instant::now() + tcp.joining.wait;
+        let mut hello = Hello { rank, world, run: placement.run.clone(), host: host(), port: 0 };
+        let addresses = tcp.resolve(&placement.host, until)?;
+        if rank == 0 {
+            let listener = listen(placement, &addresses)?;
+            let mut table: Vec<Option<SocketAddr>> = vec![None; world];
+            tcp.accept(listener, hello, until, |rank, address| table[rank] = Some(address))?;
+            let table = serde_json::to_vec(&table).expect("plain values");
+            (1..world).for_each(|rank| tcp.send(rank, &table));
+            return Ok(tcp);
+        }
+        let (stream, listener) = tcp.connect_to_first(placement, &addresses, &mut hello, until)?;
+        let acceptor = Acceptor::start(listener, tcp.joining.clone(), hello.clone());
+        tcp.add(0, &placement.host, stream)?;
+        let table: Vec<Option<SocketAddr>> = serde_json::from_slice(&tcp.receive(0)?)
+            .map_err(|error| gone(format!("rank 0 sent no table of addresses: {error}")))?;
+        for peer in 1..rank {
+            let address = table.get(peer).copied().flatten();
+            let address = address.ok_or_else(|| gone(format!("rank 0 knows no rank {peer}")))?;
+            let text = format!("cannot connect to rank {peer} ({address})");
+            let stream = TcpStream::connect_timeout(&address, tcp.joining.peer_timeout)
+                .map_err(|error| network(&text, error))?;
+            let answer = handshake::connect(&stream, &tcp.joining.secret, &hello)
+                .map_err(|error| network(&text, error))?;
+            tcp.add(peer, &answer.host, stream)?;
+        }
+        tcp.gather(&acceptor, until, |_, _| {})?;
+        Ok(tcp)
+    }
+
+    /// A handle that says goodbye.
+    #[must_use]
+    pub fn farewell(&self) -> Farewell {
+        Farewell(Arc::clone(&self.links))
+    }
+
+    /// The addresses of rank 0, whose name may become known only when it starts.
+    fn resolve(&self, host: &str, until: Instant) -> Result<Vec<IpAddr>, Error> {
+        loop {
+            match (host, 0).to_socket_addrs() {
+                Ok(found) => return Ok(found.map(|address| address.ip()).collect()),
+                Err(error) if Instant::now() >= until => {
+                    let problem = format!("rank 0's host {host:?} has no address: {error}");
+                    return Err(Error::setting("--rendezvous", problem));
+                }
+                Err(_) => thread::sleep(HEARTBEAT),
+            }
+        }
+    }
+
+    /// Connects to rank 0 once it listens; returns the connection and where this rank listens.
+    fn connect_to_first(
+        &self,
+        Placement { host, ports, .. }: &Placement,
+        addresses: &[IpAddr],
+        hello: &mut Hello,
+        until: Instant,
+    ) -> Result<(TcpStream, TcpListener), Error> {
+        let mut reminded = Instant::now();
+        let mut last = "nothing listens there".to_owned();
+        loop {
+            for (port, &address) in
+                ports.clone().flat_map(|port| addresses.iter().map(move |address| (port, address)))
+            {
+                let address = SocketAddr::new(address, port);
+                let Ok(stream) = TcpStream::connect_timeout(&address, HEARTBEAT) else { continue };
+                let listening = stream.local_addr().and_then(|here| {
+                    let listener = TcpListener::bind((here.ip(), 0))?;
+                    hello.port = listener.local_addr()?.port();
+                    Ok(listener)
+                });
+                let listener = listening.map_err(|error| network("cannot listen", error))?;
+                match handshake::connect(&stream, &self.joining.secret, hello) {
+                    Ok(Answer { refused: None, .. }) => return Ok((stream, listener)),
+                    Ok(Answer { refused: Some(problem), .. }) => {
+                        return Err(Error::setting(format!("rank {}", self.rank), problem));
+                    }
+                    Err(error) => last = format!("port {port}: {error}"),
+                }
+            }
+            let (first, end) = (ports.start(), ports.end());
+            let missing =
+                format!("rank 0 does not answer at {host}, ports {first} to {end}: {last}");
+            if Instant::now() >= until {
+                return Err(gone(missing).into());
+            }
+            if reminded.elapsed() >= REMINDER {
+                (self.joining.note)(&format!("waiting: {missing}"));
+                reminded = Instant::now();
+            }
+            thread::sleep(10 * POLL);
+        }
+    }
+
+    fn accept(
+        &mut self,
+        listener: TcpListener,
+        hello: Hello,
+        until: Instant,
+        each: impl FnMut(usize, SocketAddr),
+    ) -> Result<(), Error> {
+        let acceptor = Acceptor::start(listener, self.joining.clone(), hello);
+        self.gather(&acceptor, until, each)
+    }
+
+    /// Waits for all ranks after this one.
+    fn gather(
+        &mut self,
+        acceptor: &Acceptor,
+        until: Instant,
+        mut each: impl FnMut(usize, SocketAddr),
+    ) -> Result<(), Error> {
+        let mut reminded = Instant::now();
+        loop {
+            let missing: Vec<_> = {
+                let peers = locked(&self.links.peers);
+                (self.rank + 1..self.world).filter(|rank| !peers.contains_key(rank)).collect()
+            };
+            if missing.is_empty() {
+                return Ok(());
+            }
+            while let Ok((rank, event)) = self.inbox.try_recv() {
+                self.take(rank, event);
+            }
+            if let Some(text) = self.ended.iter().flatten().next() {
+                return Err(gone(text).into());
+            }
+            let came = acceptor.arrived.recv_timeout(POLL);
+            if let Ok((hello, address, stream)) = came {
+                each(hello.rank, SocketAddr::new(address.ip(), hello.port));
+                self.add(hello.rank, &hello.host, stream)?;
+                continue;
+            }
+            let numbers: Vec<_> = missing.iter().map(ToString::to_string).collect();
+            let (of, numbers) = (self.world, numbers.join(", "));
+            if Instant::now() >= until {
+                return Err(gone(format!("of {of} ranks these did not come: {numbers}")).into());
+            }
+            if reminded.elapsed() >= REMINDER {
+                (self.joining.note)(&format!(
+                    "waiting: of {of} ranks these are missing: {numbers}"
+                ));
+                reminded = Instant::now();
+            }
+        }
+    }
+
+    /// Starts the threads of a connection.
+    fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result<(), TrainError> {
+        let name = format!("rank {rank} ({host})");
+        let silence = self.joining.peer_timeout;
+        let set = || {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(silence))?;
+            stream.set_write_timeout(Some(silence))?;
+            stream.try_clone()
+        };
+        let reading = set().map_err(|error| network(&name, error))?;
+        let (to, outgoing) = channel();
+        let writer = thread::spawn(move || write(stream, &outgoing));
+        locked(&self.links.peers).insert(rank, (to, writer));
+        let (post, ending) = (self.post.clone(), Arc::clone(&self.links.ending));
+        let lost = Arc::clone(&self.joining.lost);
+        thread::spawn(move || {
+            let text = match read(reading, |message| {
+                drop(post.send((rank, Event::Message(message))));
+            }) {
+                Ok(None) => return drop(post.send((rank, Event::Left))),
+                Ok(Some(failure)) => failure,
+                Err(error) if is_silence(&error) => {
+                    format!("{name} has sent nothing for {} s", silence.as_secs())
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    format!("{name} does not keep to the protocol: {error}")
+                }
+                Err(_) => format!("{name} is gone"),
+            };
+            if ending.closed.load(Ordering::SeqCst) {
+                return;
+            }
+            drop(post.send((rank, Event::Gone(text.clone()))));
+            if !ending.lost.swap(true, Ordering::SeqCst) {
+                thread::sleep(GRACE);
+                lost(&text);
+            }
+        });
+        Ok(())
+    }
+
+    fn send(&self, rank: usize, message: &[u8]) {
+        if let Some((to, _)) = locked(&self.links.peers).get(&rank) {
+            // Without its thread, the rank is gone, as the reader says.
+            let _ = to.send(Outgoing::Message(message.to_vec()));
+        }
+    }
+
+    fn take(&mut self, rank: usize, event: Event) {
+        match event {
+            Event::Message(message) => self.early[rank].push_back(message),
+            Event::Left => {
+                self.ended[rank] = Some(format!("rank {rank} has ended before the others"));
+            }
+            Event::Gone(text) => self.ended[rank] = Some(text),
+        }
+    }
+
+    /// The next message of a rank.
+    fn receive(&mut self, rank: usize) -> Result<Vec<u8>, TrainError> {
+        loop {
+            if let Some(message) = self.early[rank].pop_front() {
+                return Ok(message);
+            }
+            if let Some(text) = &self.ended[rank] {
+                return Err(gone(text));
+            }
+            let (from, event) = self.inbox.recv().expect("this rank holds a sender");
+            let text = if let Event::Gone(text) = &event { Some(text.clone()) } else { None };
+            self.take(from, event);
+            if let Some(text) = text {
+                return Err(gone(text));
+            }
+        }
+    }
+}
+
+impl Group for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.world
+    }
+
+    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, TrainError> {
+        assert_eq!(parts.len(), self.world, "one part per rank");
+        for (rank, part) in parts.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
+            self.send(rank, part);
+        }
+        let own = self.rank;
+        let receive =
+            |rank: usize| if rank == own { Ok(parts[rank].to_vec()) } else { self.receive(rank) };
+        (0..parts.len()).map(receive).collect()
+    }
+
+    fn close(&mut self) {
+        self.farewell().say(None);
+    }
+}
+
+/// Accepts ranks until it is dropped. Each handshake has its own thread, so that none can hold up
+/// another.
+struct Acceptor {
+    arrived: Receiver<(Hello, SocketAddr, TcpStream)>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Acceptor {
+    /// For the ranks after that of `own`.
+    fn start(listener: TcpListener, joining: Joining, own: Hello) -> Self {
+        let (sender, arrived) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        thread::spawn(move || {
+            let (busy, refusals) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let seen = Arc::new(Mutex::new(vec![false; own.world]));
+            // Only a listener that does not wait can be stopped.
+            let _ = listener.set_nonblocking(true);
+            while !stopped.load(Ordering::SeqCst) {
+                let Ok((stream, address)) = listener.accept() else {
+                    thread::sleep(POLL);
+                    continue;
+                };
+                if busy.fetch_add(1, Ordering::SeqCst) >= HANDSHAKES
+                    || stream.set_nonblocking(false).is_err()
+                {
+                    busy.fetch_sub(1, Ordering::SeqCst);
+                    continue;
+                }
+                let (busy, refusals, seen) = (busy.clone(), refusals.clone(), seen.clone());
+                let (joining, own, sender) = (joining.clone(), own.clone(), sender.clone());
+                thread::spawn(move || {
+                    let greeted = handshake::accept(&stream, &joining.secret, |hello| {
+                        judge(hello, &own, &mut locked(&seen))
+                    });
+                    busy.fetch_sub(1, Ordering::SeqCst);
+                    match greeted {
+                        Ok((hello, Answer { refused: None, .. })) => {
+                            drop(sender.send((hello, address, stream)));
+                        }
+                        Ok((hello, Answer { refused: Some(problem), .. })) => {
+                            let Hello { rank, host, .. } = hello;
+                            (joining.note)(&format!("rank {rank} ({host}) is refused: {problem}"));
+                        }
+                        // One line, however often somebody tries.
+                        Err(error) if refusals.fetch_add(1, Ordering::SeqCst) == 0 => {
+                            (joining.note)(&format!("{} is refused: {error}", address.ip()));
+                        }
+                        Err(_) => {}
+                    }
+                });
+            }
+        });
+        Self { arrived, stop }
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Whether a rank that knows the secret belongs here.
+fn judge(hello: &Hello, own: &Hello, seen: &mut [bool]) -> Answer {
+    let refused = if hello.run != own.run {
+        Some(format!("it belongs to the start {:?}, this is {:?}", hello.run, own.run))
+    } else if hello.world != own.world {
+        Some(format!(
+            "expected {} ranks as rank {} does, found {}",
+            own.world, own.rank, hello.world
+        ))
+    } else if hello.rank <= own.rank || hello.rank >= own.world {
+        Some(format!("expected a rank of {} to {}", own.rank + 1, own.world - 1))
+    } else if mem::replace(&mut seen[hello.rank], true) {
+        Some(format!("another process is rank {} already", hello.rank))
+    } else {
+        None
+    };
+    Answer { host: own.host.clone(), refused }
+}
+
+/// The first of the ports that is free.
+fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Error> {
+    let Placement { host, ports, .. } = placement;
+    let mut last = None;
+    for port in ports.clone() {
+        let all: Vec<_> = addresses.iter().map(|&address| SocketAddr::new(address, port)).collect();
+        match TcpListener::bind(&all[..]) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = Some(error),
+        }
+    }
+    let reason = last.map_or_else(String::new, |error| format!(": {error}"));
+    let problem = format!("rank 0 cannot listen at {host:?}, ports {ports:?}{reason}");
+    Err(Error::setting("--rendezvous", problem))
+}
+
+fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
+    let mut send = |kind, bytes: &[u8]| {
+        let length = (bytes.len() as u32).to_le_bytes();
+        stream.write_all(&[&[kind], &length[..], bytes].concat())
+    };
+    let done = loop {
+        let sent = match outgoing.recv_timeout(HEARTBEAT) {
+            Ok(Outgoing::Message(message)) => {
+                let whole = message.len().saturating_sub(1) / FRAME * FRAME;
+                let (pieces, last) = message.split_at(whole);
+                pieces
+                    .chunks(FRAME)
+                    .try_for_each(|piece| send(PIECE, piece))
+                    .and_then(|()| send(LAST, last))
+            }
+            Ok(Outgoing::Goodbye(text)) => break send(GOODBYE, text.as_bytes()),
+            Err(RecvTimeoutError::Timeout) => send(ALIVE, &[]),
+            Err(RecvTimeoutError::Disconnected) => break Ok(()),
+        };
+        if sent.is_err() {
+            break sent;
+        }
+    };
+    // The reader of this connection, here and there, says what became of it.
+    drop(done);
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// Passes on messages until the other rank says goodbye; returns its failure, if it had one.
+fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Result<Option<String>> {
+    let mut stream = BufReader::with_capacity(1 << 16, stream);
+    let mut message = Vec::new();
+    let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    loop {
+        let mut header = [0; 5];
+        stream.read_exact(&mut header)?;
+        let [kind, length @ ..] = header;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > FRAME || message.len() + length > MESSAGE {
+            return invalid("a message is too long");
+        }
+        let start = message.len();
+        message.resize(start + length, 0);
+        stream.read_exact(&mut message[start..])?;
+        match (kind, length) {
+            (ALIVE, 0) | (PIECE, _) => {}
+            (LAST, _) => each(mem::take(&mut message)),
+            (GOODBYE, 0) => return Ok(None),
+            (GOODBYE, _) => return Ok(Some(String::from_utf8_lossy(&message[start..]).into())),
+            _ => return invalid("a frame is of no known kind"),
+        }
+    }
+}
+
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// The name of this machine, for messages.
+fn host() -> String {
+    #[cfg(unix)]
+    return rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "this machine".to_owned())
+}

@@ -1,0 +1,198 @@
+//! `sparse24 launch`: starts the ranks of this machine.
+
+use std::{
+    env,
+    fmt::Display,
+    io,
+    net::TcpListener,
+    process::{self, Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+
+use crate::{
+    failure::{Exit, Failure},
+    output::note,
+    ranks::SECRET,
+    watch::random,
+};
+
+/// Start several processes that train one model, on this machine or on each of several
+///
+/// On one machine: `sparse24 launch -n 4 -- train --preset gpt2-124m ...`. On several, the same
+/// command on each, with its number and the address of the first, and the same secret in the
+/// environment variable SPARSE24_SECRET.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Processes on this machine: one for each GPU
+    #[arg(short, value_name = "RANKS")]
+    n: u16,
+    /// Machines, each with as many processes
+    #[arg(long, default_value_t = 1)]
+    nodes: u16,
+    /// Number of this machine, from 0 [default: that of an Indexed Job of Kubernetes]
+    #[arg(long)]
+    node: Option<u16>,
+    /// Where rank 0, on machine 0, listens for the others [default: a free port of this machine]
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
+    /// train or resume with its arguments, after `--`
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// The time that the other ranks have to end after one has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const POLL: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
+    let Args { n, nodes, .. } = *args;
+    if n == 0 || nodes == 0 {
+        return refuse("-n, --nodes: expected at least 1");
+    }
+    if !["train", "resume"].contains(&args.command[0].as_str()) {
+        return refuse("launch: expected train or resume after --");
+    }
+    let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
+    let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {
+        return refuse("--node: required with --nodes, the number of this machine from 0");
+    };
+    if node >= nodes {
+        return refuse("--node: expected a number below --nodes");
+    }
+    let has_secret = SECRET.iter().any(|name| env::var_os(name).is_some());
+    let rendezvous = match &args.rendezvous {
+        Some(_) if nodes > 1 && !has_secret => {
+            return refuse("SPARSE24_SECRET: set it to the same random text on all machines");
+        }
+        Some(address) => address.clone(),
+        None if nodes > 1 => return refuse("--rendezvous: required with --nodes"),
+        None => free_port().map_err(|error| failed("find a free port", &error))?,
+    };
+    let secret = random().map_err(|error| failed("draw a secret", &error))?;
+    // Before the first child, so that no signal is lost.
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&asked))
+            .map_err(|error| failed("handle signals", &error))?;
+    }
+    let program = env::current_exe().map_err(|error| failed("find this program", &error))?;
+    let mut ranks = Ranks(Vec::new());
+    for local in 0..n {
+        let mut command = Command::new(&program);
+        command.args(&args.command).stdin(Stdio::null());
+        command.env("SPARSE24_RENDEZVOUS", &rendezvous);
+        let (rank, world) = (u32::from(node) * u32::from(n), u32::from(nodes) * u32::from(n));
+        for (name, value) in [
+            ("RANK", rank + u32::from(local)),
+            ("WORLD", world),
+            ("LOCAL_RANK", local.into()),
+            ("LOCAL_WORLD", n.into()),
+        ] {
+            command.env(format!("SPARSE24_{name}"), value.to_string());
+        }
+        if !has_secret {
+            command.env(SECRET[0], &secret);
+        }
+        let child = command.spawn().map_err(|error| failed("start a rank", &error))?;
+        ranks.0.push((rank + u32::from(local), child, None));
+    }
+    let code = ranks.wait(&asked)?;
+    if code != 0 {
+        process::exit(code);
+    }
+    Ok(())
+}
+
+fn failed(what: &str, error: &dyn Display) -> Failure {
+    Failure::new(Exit::Io, format!("cannot {what}: {error}"))
+}
+
+fn free_port() -> io::Result<String> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.to_string())
+}
+
+/// The processes, each with its rank and how it ended. Those that run are ended with this.
+struct Ranks(Vec<(u32, Child, Option<ExitStatus>)>);
+
+impl Ranks {
+    /// Waits for all and passes on the request to stop; returns the exit code of the rank that
+    /// failed, rather than of those that lost it.
+    fn wait(&mut self, asked: &AtomicBool) -> Result<i32, Failure> {
+        let (mut code, mut failed_at) = (0, None);
+        while self.0.iter().any(|(_, _, ended)| ended.is_none()) {
+            if asked.swap(false, Ordering::SeqCst) {
+                self.0.iter().filter(|(_, _, ended)| ended.is_none()).for_each(|(_, child, _)| {
+                    // Not SIGINT: from a terminal it has reached them, and a second one would end
+                    // them at once.
+                    terminate(child);
+                });
+            }
+            for (rank, child, ended) in &mut self.0 {
+                if ended.is_some() {
+                    continue;
+                }
+                *ended = child.try_wait().map_err(|error| failed("wait for a rank", &error))?;
+                let Some(status) = ended.filter(|status| !status.success()) else { continue };
+                failed_at.get_or_insert_with(Instant::now);
+                if status.code().is_none() {
+                    note(format_args!("rank {rank}: {status}"));
+                }
+                let found = status.code().unwrap_or_else(|| 128 + signal_of(status));
+                if code == 0 || code == Exit::Peer as i32 {
+                    code = found;
+                }
+            }
+            if failed_at.is_some_and(|at: Instant| at.elapsed() > PATIENCE) {
+                note("ranks that did not end after another had failed are killed");
+                self.kill();
+            }
+            thread::sleep(POLL);
+        }
+        Ok(code)
+    }
+
+    fn kill(&mut self) {
+        for (_, child, _) in self.0.iter_mut().filter(|(_, _, ended)| ended.is_none()) {
+            let _ = child.kill();
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[cfg(unix)]
+fn terminate(child: &Child) {
+    if let Some(id) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+    }
+}
+
+/// Other systems have no such request; a terminal's reaches the ranks themselves.
+#[cfg(not(unix))]
+fn terminate(_: &Child) {}
+
+#[cfg(unix)]
+fn signal_of(status: ExitStatus) -> i32 {
+    std::os::unix::process::ExitStatusExt::signal(&status).unwrap_or(0)
+}
+
+#[cfg(not(unix))]
+fn signal_of(_: ExitStatus) -> i32 {
+    0
+}

@@ -1,0 +1,168 @@
+//! Joins this process with the other ranks of a run, where a launcher or the flags make it one of
+//! several.
+
+use std::{env, fs, process, sync::Arc, time::Duration};
+
+use sparse24_run::{
+    Error,
+    ranks::{Environment, Facts, Joining, Placement, Secret, Tcp, agree, placement},
+    run::{Asked, Followed, Follower, Observer},
+};
+use sparse24_train::group::{Group, Solo};
+
+use crate::{
+    failure::{Exit, Failure},
+    output::note,
+    signals::Signals,
+    threads::on_threads,
+};
+
+/// The place of this process among several; usually a launcher gives it: torchrun, srun, mpirun or
+/// `sparse24 launch`.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Ranks {
+    /// Number of this rank, from 0, where no launcher gives it
+    #[arg(long, value_name = "NUMBER", requires = "world")]
+    rank: Option<String>,
+    /// Number of ranks
+    #[arg(long, value_name = "NUMBER", requires = "rendezvous")]
+    world: Option<String>,
+    /// Address at which rank 0 listens for the others
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    rendezvous: Option<String>,
+    /// Seconds without a sign of life after which a rank counts as gone
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    peer_timeout: u16,
+}
+
+/// The variables that hold the secret of a run, or name its file.
+pub(crate) const SECRET: [&str; 2] = ["SPARSE24_SECRET", "SPARSE24_SECRET_FILE"];
+
+/// How long ranks wait for each other at the start.
+const WAIT: Duration = Duration::from_secs(600);
+
+/// This process among the ranks of a run.
+pub(crate) struct Member {
+    pub(crate) group: Box<dyn Group>,
+    placement: Option<Placement>,
+}
+
+impl Ranks {
+    /// Does `work` as one of the ranks, which must have the same `facts`.
+    pub(crate) fn join(
+        &self,
+        facts: &Facts,
+        work: impl FnOnce(Member) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut environment: Environment = env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let given = [
+            ("SPARSE24_RANK", &self.rank),
+            ("SPARSE24_WORLD", &self.world),
+            ("SPARSE24_RENDEZVOUS", &self.rendezvous),
+        ];
+        for (name, value) in given {
+            if let Some(value) = value {
+                environment.insert(name.to_owned(), value.clone());
+                environment.entry("SPARSE24_LOCAL_RANK".to_owned()).or_insert("0".to_owned());
+            }
+        }
+        let Some(placement) = placement(&environment)? else {
+            return work(Member { group: Box::new(Solo), placement: None });
+        };
+        let secret = secret(&environment)?;
+        let Placement { launcher, rank, world, ref host, ref ports, .. } = placement;
+        if rank == 0 {
+            let (first, last) = (ports.start(), ports.end());
+            let ports =
+                if first == last { format!("{first}") } else { format!("{first} to {last}") };
+            note(format_args!("rank 0 of {world} ({launcher}), at {host}, port {ports}"));
+        }
+        let joining = Joining {
+            secret,
+            peer_timeout: Duration::from_secs(self.peer_timeout.max(2).into()),
+            wait: WAIT,
+            note: Arc::new(|line| note(line)),
+            lost: Arc::new(|line| {
+                note(format_args!("error: {line}"));
+                process::exit(Exit::Peer as i32)
+            }),
+        };
+        let mut group = Tcp::join(&placement, joining)?;
+        let farewell = group.farewell();
+        let done = agree(&mut group, facts)
+            .map_err(Failure::from)
+            .and_then(|()| work(Member { group: Box::new(group), placement: Some(placement) }));
+        let failure = done.as_ref().err().map(|failure| failure.for_others(rank));
+        farewell.say(failure.as_deref());
+        done
+    }
+}
+
+impl Member {
+    /// Whether this rank has the run.
+    pub(crate) fn leads(&self) -> bool {
+        self.group.rank() == 0
+    }
+
+    /// The threads for a rank: a configured number, or its part of the cores.
+    pub(crate) fn threads(&self, configured: usize) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match &self.placement {
+            Some(placement) if configured == 0 => (cores / placement.local_world).max(1),
+            _ => configured,
+        }
+    }
+
+    /// Follows rank 0 to the end of the run, on so many threads.
+    pub(crate) fn follow(self, threads: usize) -> Result<(), Failure> {
+        let signals = Signals::take()?;
+        let gpu = self.placement.as_ref().and_then(gpu);
+        on_threads(self.threads(threads), || {
+            let mut asking = Asking(signals);
+            match Follower::join(self.group, gpu)?.follow(&mut asking)? {
+                Followed::Finished => Ok(()),
+                Followed::Stopped(step) => {
+                    let exit = asking.0.received().unwrap_or(Exit::Interrupted);
+                    Err(Failure::new(exit, format!("interrupted after step {step}")))
+                }
+            }
+        })
+    }
+}
+
+/// Only asks to stop.
+struct Asking(Signals);
+
+impl Observer for Asking {
+    fn asked(&mut self) -> Asked {
+        self.0.asked()
+    }
+}
+
+/// The GPU of a rank: that of its number on this machine, unless it sees only one.
+fn gpu(placement: &Placement) -> Option<usize> {
+    let sees_one = env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|list| !list.contains(','));
+    (placement.local_world > 1).then_some(if sees_one { 0 } else { placement.local_rank })
+}
+
+/// The secret of the run.
+fn secret(environment: &Environment) -> Result<Secret, Error> {
+    let [secret, file] = SECRET;
+    if let Some(secret) = environment.get(secret).filter(|secret| !secret.is_empty()) {
+        return Ok(Secret::new(secret));
+    }
+    let Some(path) = environment.get(file) else {
+        let problem = format!(
+            "is not set, and ranks accept only those that know the secret of the run; give all \
+             ranks the same random text in it, or the name of a file that holds it in {file}"
+        );
+        return Err(Error::setting(secret, problem));
+    };
+    let text = fs::read_to_string(path).map_err(|error| Error::io("read", path, error))?;
+    match text.trim() {
+        "" => Err(Error::file(path, "is empty, expected the secret of the run")),
+        text => Ok(Secret::new(text)),
+    }
+}

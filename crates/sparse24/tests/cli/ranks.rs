@@ -1,0 +1,251 @@
+//! Runs on several ranks: the bits of one, whatever happens to the ranks.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    running::{LONG, attempts, lines, send},
+    support::{Place, SAVED, TINY, is_like},
+};
+
+/// Four micro-batches per step in four replicas, dropout, and evaluations between checkpoints.
+const FOUR: &str = "--set batch.gradient_accumulation_steps=4 --set batch.replicas=4 \
+    --set model.dropout=0.1 --set run.eval_every=3";
+
+/// Starts a command as `world` ranks, each with the words that `more` gives it.
+fn start(place: &Place, world: usize, line: &str, more: impl Fn(usize) -> String) -> Vec<Child> {
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let rank = |rank| {
+        let ranks = format!("--rank {rank} --world {world} --rendezvous 127.0.0.1:{port}");
+        let mut command = place.command(&format!("{line} {ranks} {}", more(rank)));
+        command.env("SPARSE24_SECRET", "of the test");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    (0..world).map(rank).collect()
+}
+
+/// Exit code and standard error of each rank.
+fn ended(ranks: Vec<Child>) -> Vec<(Option<i32>, String)> {
+    let end = |child: Child| {
+        let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+        (status.code(), String::from_utf8(stderr).unwrap())
+    };
+    ranks.into_iter().map(end).collect()
+}
+
+/// Waits until the metrics of a run have so many lines; whether they do before a rank ends.
+fn reach(place: &Place, run: &str, steps: usize, ranks: &mut [Child]) -> bool {
+    while lines(place, run) < steps {
+        if ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_some()) {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Kills what is left of some ranks.
+fn kill(ranks: Vec<Child>) {
+    for mut rank in ranks {
+        drop(rank.kill());
+        rank.wait().unwrap();
+    }
+}
+
+#[test]
+fn any_number_of_ranks_ends_with_the_bits_of_one() {
+    let place = Place::new();
+    let settings = format!("{FOUR} {SAVED}");
+    place.train("1", &settings);
+    let files = |run: &str| {
+        (place.tree(&format!("{run}/checkpoints")), place.read(&format!("{run}/config.toml")))
+    };
+    for ranks in ["2", "4"] {
+        let line = format!("launch -n {ranks} -- train {TINY} {settings} --out {ranks} --json");
+        let summary = place.json(&line);
+        assert_eq!(summary["steps"], 12);
+        assert!(files(ranks) == files("1"), "{ranks} ranks");
+        assert_eq!(place.timeless(ranks), place.timeless("1"), "{ranks} ranks");
+    }
+    // Without it, a run has as many replicas as it starts with ranks.
+    let settings = settings.replace("--set batch.replicas=4", "");
+    place.answer(&format!("launch -n 4 -- train {TINY} {settings} --out default"));
+    assert!(files("default") == files("1"));
+}
+
+#[test]
+fn a_run_killed_on_four_ranks_goes_on_with_two_and_then_one() {
+    let place = Place::new();
+    let settings =
+        format!("{LONG} {FOUR} --set run.eval_every=75 --checkpoint-every 9 --resume-or-start");
+    place.answer(&format!("train {TINY} {settings} --out whole"));
+    let run = attempts(|attempt| {
+        let run = format!("killed-{attempt}");
+        let line = format!("train {TINY} {settings} --out {run}");
+        for (world, steps) in [(4, 20), (2, 200)] {
+            let mut ranks = start(&place, world, &line, |_| String::new());
+            let reached = reach(&place, &run, steps, &mut ranks);
+            kill(ranks);
+            if !reached {
+                return None;
+            }
+        }
+        place.answer(&line);
+        Some(run)
+    });
+    for step in [500, 600] {
+        assert!(place.saved(&run, step) == place.saved("whole", step), "step {step} differs");
+    }
+    assert_eq!(place.timeless(&run), place.timeless("whole"));
+    let log = place.read(&format!("{run}/log.txt"));
+    assert_eq!(log.matches("resumed after step ").count(), 2, "{log}");
+}
+
+#[test]
+fn a_rank_that_is_lost_ends_the_others() {
+    let place = Place::new();
+    let settings = format!("{LONG} {FOUR} --set run.eval_every=0 --peer-timeout 3");
+    for (signal, lost, expected) in [
+        ("-KILL", 1, "error: rank 1 (*) is gone"),
+        ("-KILL", 0, "error: rank 0 (*) is gone"),
+        ("-STOP", 1, "error: rank 1 (*) has sent nothing for 3 s"),
+    ] {
+        let ends = attempts(|attempt| {
+            let run = format!("lost{signal}-{lost}-{attempt}");
+            let line = format!("train {TINY} {settings} --out {run}");
+            let mut ranks = start(&place, 4, &line, |_| String::new());
+            if !reach(&place, &run, 20, &mut ranks) {
+                kill(ranks);
+                return None;
+            }
+            send(signal, &ranks[lost]);
+            let victim = ranks.remove(lost);
+            let ends = ended(ranks);
+            kill(vec![victim]);
+            Some(ends)
+        });
+        for (code, message) in ends {
+            assert_eq!(code, Some(7), "{signal} {lost}: {message}");
+            assert!(is_like(&message, expected), "{signal} {lost}: {message}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_to_any_rank_stops_all_after_a_step() {
+    let place = Place::new();
+    let settings = format!("{LONG} {FOUR} --set run.eval_every=75");
+    place.answer(&format!("train {TINY} {settings} --out whole"));
+    let run = attempts(|attempt| {
+        let run = format!("stopped-{attempt}");
+        let line = format!("train {TINY} {settings} --out {run}");
+        let mut ranks = start(&place, 2, &line, |_| String::new());
+        if !reach(&place, &run, 20, &mut ranks) {
+            kill(ranks);
+            return None;
+        }
+        send("-TERM", &ranks[1]);
+        let codes: Vec<_> = ended(ranks).into_iter().map(|(code, _)| code).collect();
+        assert_eq!(codes, [Some(130), Some(143)]);
+        Some(run)
+    });
+    assert_eq!(place.checkpoints(&run).len(), 1);
+    place.answer(&format!("launch -n 2 -- resume {run}"));
+    assert!(place.saved(&run, 600) == place.saved("whole", 600));
+    assert_eq!(place.timeless(&run), place.timeless("whole"));
+}
+
+/// Under Open MPI, if it is installed.
+#[test]
+fn mpirun_starts_the_ranks() {
+    let place = Place::new();
+    let settings = format!("train {TINY} {FOUR}");
+    let program = env!("CARGO_BIN_EXE_sparse24");
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe", "-n", "2", program]);
+    mpirun.args(format!("{settings} --out mpi").split_whitespace());
+    mpirun.current_dir(place.path("")).env("SPARSE24_SECRET", "of the test");
+    let output = match mpirun.output() {
+        Err(error) if std::env::var_os("SPARSE24_REQUIRE_MPIRUN").is_none() => {
+            return println!("skipped: no mpirun: {error}");
+        }
+        output => output.unwrap(),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    place.answer(&format!("{settings} --out alone"));
+    assert!(place.saved("mpi", 12) == place.saved("alone", 12));
+    assert_eq!(place.timeless("mpi"), place.timeless("alone"));
+}
+
+/// Every rank ends with the reason.
+#[test]
+fn ranks_that_do_not_fit_are_refused() {
+    let place = Place::new();
+    let line = |more: &str| format!("train {TINY} {FOUR} --out run {more}");
+    for (world, settings, of_rank_1, code, expected) in [
+        (
+            2,
+            "",
+            "--set seed=9",
+            2,
+            "seed: differs between ranks: rank 0 found 1337, rank 1 found 9",
+        ),
+        (
+            2,
+            "--set batch.replicas=1 --set batch.gradient_accumulation_steps=3",
+            "",
+            2,
+            "replicas*3",
+        ),
+        (4, "--set batch.replicas=2", "", 2, "batch.replicas: *the number of ranks, 4, found 2"),
+        (2, "--set optimizer.learning_rate=3e38", "", 5, "not finite"),
+    ] {
+        let more = |rank| if rank == 1 { of_rank_1.to_owned() } else { String::new() };
+        let ends = ended(start(&place, world, &line(settings), more));
+        // The error of one rank is that of the others, or the loss of it.
+        let own = ends.iter().filter(|(found, _)| *found == Some(code));
+        assert!(own.clone().count() > 0, "{ends:?}");
+        assert!(own.clone().all(|(_, message)| is_like(message, expected)), "{ends:?}");
+        assert!(ends.iter().all(|(found, _)| [Some(code), Some(7)].contains(found)), "{ends:?}");
+        drop(std::fs::remove_dir_all(place.path("run")));
+    }
+    for (line, code, pattern) in [
+        ("train --rank 0 --world 2 --rendezvous 127.0.0.1:9", 2, "SPARSE24_SECRET: is not set"),
+        ("train --rank 0 --world 2", 2, "--rendezvous"),
+        (
+            "train --rank 2 --world 2 --rendezvous a:9",
+            2,
+            "SPARSE24_RANK: expected*below 2, found 2",
+        ),
+        ("launch -n 0 -- train", 2, "at least 1"),
+        ("launch -n 2 -- report run", 2, "train or resume"),
+        ("launch -n 1 --nodes 2 -- train", 2, "--node: required"),
+        ("launch -n 1 --nodes 2 --node 2 -- train", 2, "below --nodes"),
+        ("launch -n 1 --nodes 2 --node 0 -- train", 2, "--rendezvous: required"),
+        ("launch -n 1 --nodes 2 --node 0 --rendezvous a:9 -- train", 2, "SPARSE24_SECRET: set it"),
+        ("train --resume-or-start", 2, "--out"),
+    ] {
+        place.refuses(line, code, pattern);
+    }
+}
+
+#[test]
+fn one_line_starts_and_resumes() {
+    let place = Place::new();
+    let line = format!("train {TINY} {SAVED} --out run --resume-or-start");
+    place.answer(&line);
+    let end = (place.saved("run", 12), place.timeless("run"));
+    place.rewind("run", [10, 12]);
+    let notes = place.notes(&line);
+    assert!(notes.contains("resumed after step 8"), "{notes}");
+    assert!((place.saved("run", 12), place.timeless("run")) == end);
+    place.refuses(
+        &format!("{line} --seed 7"),
+        2,
+        "seed: *expected 1337*found 7*resume run --set seed",
+    );
+}
