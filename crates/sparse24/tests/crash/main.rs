@@ -12,6 +12,7 @@ mod faults;
 mod full;
 mod kills;
 mod prepare;
+mod ranks;
 mod run;
 mod runs;
 mod shim;

@@ -51,6 +51,16 @@ pub(crate) const SETTLING: Shape = Shape {
                run.keep_last=9",
 };
 
+/// Four replicas, dropout, and evaluations between checkpoints, for one to four ranks.
+pub(crate) const RANKED: Shape = Shape {
+    steps: 60,
+    refresh: 4,
+    every: 7,
+    switch: 50,
+    settings: "--set batch.gradient_accumulation_steps=4 --set batch.replicas=4 --set \
+               model.dropout=0.1 --set run.eval_every=9",
+};
+
 /// Short, with large headers and manifests relative to the tensors.
 pub(crate) const DEEP: Shape =
     Shape { settings: "--set run.keep_last=1 --set model.layers=8 --set model.d_model=8", ..SHORT };
