@@ -32,7 +32,7 @@ macro_rules! conformance {
             activation_forward activation_backward norm_forward norm_backward
             attention_forward attention_backward embed_forward embed_backward
             head_loss span_loss logits dropout drop_sequences rows scale copy_and_fill optimizer
-            adam sgd lion distances methods
+            adam sgd lion moving_average distances methods
         );
     };
     (@ $backend:ident, $open:expr; $($case:ident)*) => {

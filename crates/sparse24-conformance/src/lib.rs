@@ -65,6 +65,7 @@ pub const OPERATIONS: &[(&str, Check)] = &[
     ("adam", update::adam),
     ("sgd", update::sgd),
     ("lion", update::lion),
+    ("moving_average", update::moving_average),
     ("distances", update::distances),
 ];
 

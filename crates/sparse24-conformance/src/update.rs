@@ -7,8 +7,8 @@ use sparse24_core::{
     search::mask_search,
 };
 use sparse24_train::backend::{
-    DType, MaskId, Op, OptimizerEntry, Region, Tensor,
-    op::{Copy, Fill, GradNorm, OptimizerStep},
+    Backend, DType, MaskId, Op, OptimizerEntry, Region, Tensor,
+    op::{Copy, Fill, GradNorm, MovingAverage, OptimizerStep},
 };
 
 use super::{Bench, Draw, Matrix, Output, Values, must};
@@ -206,6 +206,50 @@ fn updated(
     });
     step.apply(a, norm, parameters);
     all.iter().flat_map(|state| kept(optimizer, state)).collect()
+}
+
+/// The moving average of a weight; nothing where the loss or a gradient is not finite.
+pub(super) fn moving_average(bench: &mut Bench<'_>, draw: &Draw) {
+    bench.finite();
+    let [rows, columns, ..] = draw.sizes;
+    let (w, host) = bench.parameter([rows, columns]);
+    let before = bench.matrix([rows, columns]);
+    let output = bench.unguarded("average", before.clone(), Region::Moments);
+    let average = output.tensor;
+    let decay = if draw.options[0] { 0.99996 } else { 0.0 };
+    let ops = [MovingAverage { w, average, decay }.into()];
+    let oracle = |a: &mut Arithmetic| {
+        let [kept, new] = [f64::from(decay), f64::from(1.0 - decay)];
+        vec![Matrix::from_shape_fn(before.dim(), |at| {
+            let [old, w] = [kept * before[at], new * host[at]];
+            a.rounded(old + w, 2.0, old.abs() + w.abs())
+        })]
+    };
+    let outputs = [output];
+    if !bench.check(&outputs, &ops, oracle) {
+        return;
+    }
+    let [m, gradient] = [Region::Moments, Region::Gradients].map(|region| {
+        let values = Matrix::from_elem((1, 4), f64::NAN);
+        bench.given(values, DType::F32, region).0
+    });
+    let entry = OptimizerEntry {
+        weight: bench.parameter([1, 4]).0,
+        gradient,
+        first_moment: m,
+        second_moment: None,
+        weight_decay: 0.0,
+        mask: None,
+    };
+    let table = must(bench.backend.alloc_table(&[entry]));
+    let raised = |backend: &mut dyn Backend| {
+        backend.run(GradNorm { table })?;
+        backend.sequence(&ops)
+    };
+    let found = bench.execute("a step that is not finite", &outputs, raised).expect("shapes fit");
+    assert!(super::same_bits(&found, &[before]), "the average of a skipped step changes");
+    let losses = bench.alloc([1, 1], DType::F32, Region::Activations);
+    bench.backend.report(losses).expect("a report that lowers the flag");
 }
 
 /// Flips of two masks; the L1 distance of two tensors.

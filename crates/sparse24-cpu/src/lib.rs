@@ -9,6 +9,7 @@
 pub mod activation;
 pub mod add;
 pub mod attention;
+pub mod average;
 pub mod bias;
 mod check;
 mod compressed;

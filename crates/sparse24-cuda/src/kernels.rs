@@ -185,6 +185,7 @@ pub const SOURCES: &[Source] = sources! {
         "attention_forward_64_lengths", "attention_forward_128_lengths",
         "attention_forward_dropout_64_lengths", "attention_forward_dropout_128_lengths",
     ], ALL, On, "HGMMA" in "attention" on HOPPER, spills 32;
+    "average" Optimizer: ["moving_average"], ALL, Off;
     "bias_grad" Bias: ["column_sums", "row_sums"], ALL, Off;
     "compress_weight" Mask: ["compress_weight", "compress_forward", "prune_dense"], ALL, Off;
     "dropout" Dropout: ["dropout", "drop_sequences"], ALL, Off;

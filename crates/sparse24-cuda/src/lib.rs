@@ -12,6 +12,7 @@ pub mod activation;
 pub mod add;
 mod architecture;
 pub mod attention;
+pub mod average;
 #[cfg(feature = "bench")]
 pub mod bench;
 pub mod bias;

@@ -180,7 +180,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
-pub(crate) const UNSET: [(&str, &str); 35] = [
+pub(crate) const UNSET: [(&str, &str); 36] = [
     ("task.name", "\"\""),
     ("task.outputs", "0"),
     ("task.classes", "[]"),
@@ -194,6 +194,7 @@ pub(crate) const UNSET: [(&str, &str); 35] = [
     ("batch.final_gradient_accumulation_steps", "0"),
     ("batch.replicas", "1"),
     ("optimizer.cooldown_steps", "0"),
+    ("optimizer.ema_decay", "0.0"),
     ("run.eval_tokens", "0"),
     ("model.kind", "\"gpt2\""),
     ("model.image_size", "0"),

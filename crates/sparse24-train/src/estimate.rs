@@ -94,7 +94,9 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         _ => sparsifiable / 4 + 4 * rows,
     };
     let micro_steps = recipe.gradient_accumulation.before(recipe.steps.saturating_add(1)) as f64;
-    let floats = if recipe.optimizer.rule.adam().is_some() { 3 } else { 2 };
+    let floats = 2
+        + u64::from(recipe.optimizer.rule.adam().is_some())
+        + u64::from(recipe.ema_decay.is_some());
     Ok(Estimate {
         parameters,
         sparsifiable,

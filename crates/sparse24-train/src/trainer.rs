@@ -35,11 +35,13 @@ use crate::{
 };
 
 use self::{
+    averages::Averages,
     operands::{Memory, Refreshed},
     ranks::Shared,
     settling::Variances,
 };
 
+mod averages;
 mod divergence;
 mod evaluation;
 mod generation;
@@ -119,6 +121,7 @@ pub(crate) struct Allocated {
     /// Sums of the gradients of 2^level replicas, by level; each has a tensor per parameter.
     partial_sums: Vec<Vec<Tensor>>,
     variances: Variances,
+    averages: Averages,
     pub(crate) sparse_table: TableId,
     dense_table: TableId,
 }
@@ -143,6 +146,7 @@ impl Allocated {
         }
         let partial_sums = ranks::partial_sums(backend, &parameters, recipe, world)?;
         let variances = Variances::new(backend, &parameters, &recipe.method)?;
+        let averages = Averages::new(backend, &parameters, recipe)?;
         let Recipe { weight_decay, no_weight_decay, .. } = *recipe;
         let mut table = |masks| {
             let rows = parameters.optimizer_table(weight_decay, no_weight_decay, masks);
@@ -156,6 +160,7 @@ impl Allocated {
             flip_masks,
             partial_sums,
             variances,
+            averages,
             sparse_table,
             dense_table,
         })
@@ -204,6 +209,7 @@ impl Trainer {
         Allocated::new(&mut ShapeOnly::within(capabilities), &recipe, world)?;
         let allocated = Allocated::new(&mut *backend, &recipe, world)?;
         allocated.parameters.initialize(&mut *backend, recipe.seed)?;
+        allocated.averages.start(&mut *backend, &allocated.parameters)?;
         let mut trainer = Self {
             memories: vec![Memory::default(); allocated.parameters.pruned().count()],
             backend,
@@ -363,7 +369,7 @@ impl Trainer {
             self.search_flips(0)?;
         }
         let Self { backend, allocated, .. } = self;
-        let Allocated { parameters, variances, .. } = allocated;
+        let Allocated { parameters, variances, averages, .. } = allocated;
         let table = match phase.kind() {
             PhaseKind::Sparse => allocated.sparse_table,
             PhaseKind::Dense => allocated.dense_table,
@@ -375,7 +381,8 @@ impl Trainer {
         if shared.as_ref().is_none_or(Shared::is_finite) {
             backend.graph(Part::Update.of_phase(index, None), &mut |backend| {
                 backend.run(GradNorm { table })?;
-                backend.run(OptimizerStep { table, optimizer: &optimizer, decay })
+                backend.run(OptimizerStep { table, optimizer: &optimizer, decay })?;
+                averages.follow(backend, parameters)
             })?;
         }
         let losses = allocated.losses.first_rows(rows);

@@ -52,6 +52,7 @@ pub fn recipe(seed: u64) -> Recipe {
         },
         weight_decay: 0.1,
         no_weight_decay: NoWeightDecay::Vectors,
+        ema_decay: None,
         schedule: Schedule {
             peak: 1e-3,
             floor: 1e-4,

@@ -84,5 +84,6 @@ kernels! {
     NORM_LARGEST = "norm_largest" in ["reduce", "health", "grad_norm"], 1 -> 2;
     NORM_SQUARES = "norm_squares" in ["reduce", "health", "grad_norm"], 1 -> 2;
     NORM_TOTAL = "norm_total" in ["reduce", "health", "grad_norm"], 1 -> 2;
+    MOVING_AVERAGE = "moving_average" in ["health", "average"], 2 -> 1;
     OPTIMIZER_STEP = "optimizer_step" in ["tile", "health", "optimizer"], 3 -> 3;
 }

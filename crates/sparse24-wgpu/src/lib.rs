@@ -12,6 +12,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod average;
 mod device;
 pub mod dropout;
 pub mod elementwise;

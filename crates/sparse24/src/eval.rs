@@ -30,9 +30,8 @@ pub(crate) struct Args {
     /// Run directories or checkpoints
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Evaluate each run's checkpoint with the lowest validation loss, not the newest
-    #[arg(long)]
-    best: bool,
+    #[command(flatten)]
+    choice: Choice,
     /// Data to use instead of the run's: a text file, a folder of text files, or token shards
     /// (only shards if the model has no tokenizer); for a fine-tuned model, a folder of its task,
     /// or a file of questions
@@ -58,19 +57,33 @@ pub(crate) struct Args {
 pub(crate) struct Which {
     /// Run directory or checkpoint
     pub(crate) run: PathBuf,
+    #[command(flatten)]
+    choice: Choice,
+}
+
+/// The checkpoint and the weights of a run.
+#[derive(clap::Args, Debug)]
+struct Choice {
     /// Take the run's checkpoint with the lowest validation loss, not the newest
     #[arg(long)]
     best: bool,
+    /// Take the moving average of the weights, which a run with optimizer.ema_decay keeps; in a
+    /// sparse phase, it is pruned by the masks of the weights
+    #[arg(long)]
+    ema: bool,
 }
 
 impl Which {
     pub(crate) fn read(&self) -> Result<Model, Error> {
-        read(&self.run, self.best)
+        self.choice.read(&self.run)
     }
 }
 
-fn read(run: &Path, best: bool) -> Result<Model, Error> {
-    if best { Model::read_best(run) } else { Model::read(run) }
+impl Choice {
+    fn read(&self, run: &Path) -> Result<Model, Error> {
+        let model = if self.best { Model::read_best(run) } else { Model::read(run) }?;
+        if self.ema { model.averaged() } else { Ok(model) }
+    }
 }
 
 /// Data that show how many of its sequences were evaluated.
@@ -95,6 +108,9 @@ struct Report {
     run: String,
     step: u32,
     phase: PhaseKind,
+    /// Whether the weights are their moving average.
+    #[serde(skip_serializing_if = "<&bool as std::ops::Not>::not")]
+    ema: bool,
     loss: f64,
     /// Absent where targets are examples.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +148,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let Report { run, step, phase, loss, perplexity, tokens, scores, data } = &report;
+        let Report { run, step, phase, ema, loss, perplexity, tokens, scores, data } = &report;
+        let average = if *ema { ", moving average" } else { "" };
         let has_examples = perplexity.is_none();
         let perplexity = perplexity.map_or("-".to_owned(), |value| format!("{value:.2}"));
         let scores: String =
@@ -144,10 +161,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");
         } else if has_examples {
             let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
-            say!("step {step} ({phase}): {loss}{scores}");
+            say!("step {step} ({phase}{average}): {loss}{scores}");
         } else {
             say!(
-                "step {step} ({phase}): loss {loss:.4} nats per token, \
+                "step {step} ({phase}{average}): loss {loss:.4} nats per token, \
                  perplexity {perplexity}, over {tokens} tokens of {data}{scores}"
             );
         }
@@ -162,7 +179,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
-    let model = read(run, args.best)?;
+    let model = args.choice.read(run)?;
     let config = model.config.clone();
     on_threads(config.backend.threads, || {
         let data = match &args.data {
@@ -227,6 +244,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             run: word(run),
             step,
             phase,
+            ema: args.choice.ema,
             loss,
             perplexity: matches!(data, RunData::Text(_) | RunData::Pairs(_)).then(|| loss.exp()),
             tokens: metrics.targets,

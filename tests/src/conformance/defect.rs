@@ -54,6 +54,7 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
     ("OptimizerStep", "adam", 2),
     ("OptimizerStep", "sgd", 2),
     ("OptimizerStep", "lion", 2),
+    ("MovingAverage", "moving_average", 1),
 ];
 
 /// Plants every defect in a backend and runs the part of the suite that must notice it.
@@ -134,6 +135,7 @@ fn outputs(op: &Op<'_>) -> Vec<Tensor> {
         Op::Sparse(_) | Op::Update(UpdateOp::GradNorm(_) | UpdateOp::OptimizerStep(_)) => vec![],
         Op::Update(UpdateOp::Copy(op)) => vec![op.to],
         Op::Update(UpdateOp::Fill(op)) => vec![op.to],
+        Op::Update(UpdateOp::MovingAverage(op)) => vec![op.average],
         Op::Dense(op) => match op {
             DenseOp::LinearForward(op) => vec![op.z],
             DenseOp::LinearDgrad(op) => vec![op.dx],

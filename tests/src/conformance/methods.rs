@@ -73,6 +73,7 @@ fn recipe(preset: &Preset, model: &ModelSpec, rule: UpdateRule) -> Recipe {
         optimizer: Optimizer { rule, clip: 1.0 },
         weight_decay: 0.1,
         no_weight_decay: NoWeightDecay::Vectors,
+        ema_decay: Some(0.9),
         schedule: Schedule {
             peak,
             floor: 1e-4,

@@ -94,6 +94,7 @@ pub(crate) fn recipe(method: Method) -> Recipe {
         },
         weight_decay: 0.1,
         no_weight_decay: NoWeightDecay::Vectors,
+        ema_decay: None,
         schedule: Schedule {
             peak: 3e-2,
             floor: 3e-3,

@@ -142,6 +142,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     let recipes = recipes.flat_map(|(at, method)| {
         let mut recipe = fixture::recipe(method);
         recipe.dropout = 0.25;
+        recipe.ema_decay = (at % 2 == 0).then_some(0.75);
         let others = [fixture::bert, fixture::crammed_bert, fixture::deit];
         let others = others.map(|of| of(recipe.clone()));
         let activation = Activation::ALL[at % Activation::ALL.len()];

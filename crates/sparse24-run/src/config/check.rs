@@ -442,6 +442,7 @@ impl Config {
             optimizer: optimizer.optimizer(),
             weight_decay: optimizer.weight_decay,
             no_weight_decay: optimizer.no_weight_decay,
+            ema_decay: Some(optimizer.ema_decay).filter(|&decay| decay > 0.0),
             schedule: optimizer.schedule(self.steps),
             seed: self.seed,
         })

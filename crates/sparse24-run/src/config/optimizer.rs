@@ -51,6 +51,9 @@ pub struct OptimizerConfig {
     pub no_weight_decay: NoWeightDecay,
     /// Largest gradient norm; 0 disables clipping.
     pub max_grad_norm: f32,
+    /// Decay rate of the moving average of the weights, in [0, 1); 0 keeps none.
+    #[serde(default)]
+    pub ema_decay: f32,
 }
 
 impl OptimizerConfig {
@@ -65,6 +68,7 @@ impl OptimizerConfig {
             ("optimizer.momentum", self.momentum),
             ("optimizer.beta1", self.beta1),
             ("optimizer.beta2", self.beta2),
+            ("optimizer.ema_decay", self.ema_decay),
         ];
         for (key, share) in shares {
             if !(0.0..1.0).contains(&share) {

@@ -484,6 +484,7 @@ fn shakespeare_char_cpu() -> Config {
             weight_decay: 0.1,
             no_weight_decay: NoWeightDecay::Vectors,
             max_grad_norm: 1.0,
+            ema_decay: 0.0,
         },
         batch: BatchConfig {
             size: 12,

@@ -16,7 +16,7 @@ use super::{
     directory::{CHECKPOINTS, CONFIG, METRICS, TOKENIZER},
     identity::{config_of, no_dataset, of_same_data, of_tokenizer},
     metrics::best,
-    snapshot::{ends, restore, scale},
+    snapshot::{ends, restore, scale, take_average},
 };
 use crate::{
     Error,
@@ -120,6 +120,26 @@ impl Model {
         }
         let recipe = config.recipe(vocabulary)?;
         Ok(Self { config, checkpoint, tokenizer, recipe, run, _confined: confined })
+    }
+
+    /// The model with the moving averages of its weights in their place, under the same masks.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a checkpoint without them.
+    pub fn averaged(mut self) -> Result<Self, Error> {
+        let mut weights = std::mem::take(&mut self.checkpoint.weights);
+        for weight in &mut weights {
+            let average = take_average(&mut self.checkpoint, &weight.name)
+                .filter(|average| average.len() == weight.values.len());
+            let Some(average) = average else {
+                let problem = "its checkpoint holds no moving average of the weights, which \
+                    optimizer.ema_decay keeps while a run trains";
+                return Err(Error::file(&self.run, problem));
+            };
+            weight.values = average;
+        }
+        self.checkpoint.weights = weights;
+        Ok(self)
     }
 
     /// The recipe of its training.

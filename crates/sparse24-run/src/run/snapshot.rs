@@ -20,6 +20,7 @@ use sparse24_train::{
 const SCALE: &str = "scale.";
 const ROW_ORDER: &str = "row_order.";
 const DGRAD_MASK: &str = "dgrad_mask.";
+const AVERAGE: &str = "ema.";
 const VARIANCE_CHANGES: &str = "variance_changes";
 
 /// The ends of phases as a state records them.
@@ -40,6 +41,18 @@ pub(super) fn scale(checkpoint: &Checkpoint, weight: &str) -> Option<f32> {
         .iter()
         .find(|tensor| tensor.name.strip_prefix(SCALE) == Some(weight))?;
     first(&tensor.values)
+}
+
+/// Takes the moving average of a weight out of the checkpoint, if it has one.
+pub(super) fn take_average(checkpoint: &mut Checkpoint, weight: &str) -> Option<Vec<f32>> {
+    let is_average =
+        |tensor: &NamedTensor<Values>| tensor.name.strip_prefix(AVERAGE) == Some(weight);
+    let at = checkpoint.auxiliary.iter().position(is_average)?;
+    floats(checkpoint.auxiliary.swap_remove(at).values)
+}
+
+fn floats(values: Values) -> Option<Vec<f32>> {
+    if let Values::F32(values) = values { Some(values) } else { None }
 }
 
 fn first(values: &Values) -> Option<f32> {
@@ -91,6 +104,9 @@ fn assemble(
         let mut add = |prefix, shape, values| {
             out.auxiliary.push(NamedTensor { name: format!("{prefix}{name}"), shape, values });
         };
+        if !of.average.is_empty() {
+            add(AVERAGE, shape, Values::F32(of.average));
+        }
         if let Some(scale) = of.scale {
             add(SCALE, vec![1], Values::F32(vec![scale]));
         }
@@ -142,6 +158,7 @@ fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error
                 if let [rows, columns] = shape[..] { [rows, columns] } else { [1, values.len()] };
             let mut found = |prefix: &str| auxiliary.remove(&format!("{prefix}{name}"));
             let scale = found(SCALE).as_ref().and_then(first);
+            let average = found(AVERAGE).and_then(floats).unwrap_or_default();
             let row_order = match found(ROW_ORDER) {
                 Some(Values::U32(order)) => Some(order),
                 _ => None,
@@ -157,6 +174,7 @@ fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error
                 weight: values,
                 first_moment,
                 second_moment,
+                average,
                 dgrad_mask,
                 row_order,
                 scale,

@@ -15,7 +15,7 @@ pub use dense::{
     TargetLoss, Weight,
 };
 pub use sparse::{CompressWeight, MaskSearch, MvueCompress, Orientation, PermutedMask, SparseOp};
-pub use update::{Copy, Fill, GradNorm, OptimizerEntry, OptimizerStep, UpdateOp};
+pub use update::{Copy, Fill, GradNorm, MovingAverage, OptimizerEntry, OptimizerStep, UpdateOp};
 
 /// One operation.
 #[derive(Debug, Clone, Copy)]

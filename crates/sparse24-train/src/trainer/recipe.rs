@@ -41,6 +41,8 @@ pub struct Recipe {
     pub weight_decay: f32,
     /// The parameters that it leaves out.
     pub no_weight_decay: NoWeightDecay,
+    /// Decay rate of the moving average of the weights, in `[0, 1)`, if one is kept.
+    pub ema_decay: Option<f32>,
     /// The learning rate.
     pub schedule: Schedule,
     /// Seed for all random draws.
@@ -97,6 +99,10 @@ impl Recipe {
         if !(0.0..1.0).contains(&self.dropout) {
             let problem = format!("expected a number in [0, 1), found {}", self.dropout);
             return refuse("model.dropout", problem);
+        }
+        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..1.0).contains(decay)) {
+            let problem = format!("expected a number in [0, 1), found {decay}");
+            return refuse("optimizer.ema_decay", problem);
         }
         let GradientAccumulation { first, last, .. } = self.gradient_accumulation;
         let is_divided = first == last && first.get().is_multiple_of(self.replicas.get());

@@ -26,6 +26,8 @@ pub struct ParameterState {
     pub first_moment: Vec<f32>,
     /// v; empty if the update rule has none.
     pub second_moment: Vec<f32>,
+    /// The moving average of w; empty if none is kept.
+    pub average: Vec<f32>,
     /// In a sparse phase, the mask that the next forward pass uses.
     pub mask: Option<Mask>,
     /// The mask of dgrad, where it differs.
@@ -55,10 +57,11 @@ impl From<u32> for Progress {
 }
 
 impl ParameterState {
-    /// w, m and, if the update rule `has_v`, v.
-    fn values(&mut self, has_v: bool) -> impl Iterator<Item = &mut Vec<f32>> {
+    /// w, m and, of v and the average of w, those that the recipe keeps.
+    fn values(&mut self, [has_v, has_average]: [bool; 2]) -> impl Iterator<Item = &mut Vec<f32>> {
         let second = has_v.then_some(&mut self.second_moment);
-        [&mut self.weight, &mut self.first_moment].into_iter().chain(second)
+        let average = has_average.then_some(&mut self.average);
+        [&mut self.weight, &mut self.first_moment].into_iter().chain(second).chain(average)
     }
 }
 
@@ -81,9 +84,10 @@ impl Trainer {
         mut states: Vec<ParameterState>,
     ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
         let is_sparse = self.phase().mask().is_some();
-        let has_v = self.recipe.optimizer.rule.adam().is_some();
+        let kept = [self.recipe.optimizer.rule.adam().is_some(), self.recipe.ema_decay.is_some()];
         let mut memories = self.memories.iter();
         let (backend, parameters) = (&mut *self.backend, &self.allocated.parameters);
+        let mut averages = self.allocated.averages.iter();
         states.resize_with(parameters.iter().len(), ParameterState::default);
         let (mut from, mut to, mut masks) = (Vec::new(), Vec::new(), Vec::new());
         for (parameter, state) in parameters.iter().zip(&mut states) {
@@ -100,13 +104,13 @@ impl Trainer {
             state.row_order = memory.filter(|_| is_sparse).and_then(|memory| memory.order.clone());
             state.scale = memory.and_then(|memory| memory.scale);
             from.extend([parameter.weight, parameter.first_moment]);
-            from.extend(parameter.second_moment);
-            to.extend(state.values(has_v).map(mem::take));
+            from.extend(parameter.second_moment.into_iter().chain(averages.next()));
+            to.extend(state.values(kept).map(mem::take));
         }
         let copied = backend.copy_out(&from, to)?;
         Ok(move || {
             let values = copied()?;
-            let places = states.iter_mut().flat_map(|state| state.values(has_v));
+            let places = states.iter_mut().flat_map(|state| state.values(kept));
             places.zip(values).for_each(|(place, values)| *place = values);
             for (state, masks) in states.iter_mut().zip(masks) {
                 let [mask, dgrad] = masks.map(|mask| mask.map(|mask| mask()).transpose());
@@ -116,7 +120,8 @@ impl Trainer {
         })
     }
 
-    /// Continues from a state. If it has no masks and the phase is sparse, masks are searched.
+    /// Continues from a state. If it has no masks and the phase is sparse, masks are searched. An
+    /// average that it lacks starts at the weight.
     ///
     /// # Errors
     /// [`Error::Parameter`] or [`Error::Operand`] where a parameter is missing or has another
@@ -132,6 +137,7 @@ impl Trainer {
         let is_scaled =
             matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
         let mut memories = self.memories.iter_mut();
+        let mut averages = self.allocated.averages.iter();
         let backend = &mut self.backend;
         for parameter in self.allocated.parameters.iter() {
             let state = find(states, parameter)?;
@@ -143,6 +149,10 @@ impl Trainer {
                 }
                 Some(v) => backend.upload(v, &state.second_moment)?,
                 None => {}
+            }
+            if let Some(to) = averages.next() {
+                let is_new = state.average.is_empty();
+                backend.upload(to, if is_new { &state.weight } else { &state.average })?;
             }
             let memory = parameter.pruned.and_then(|_| memories.next());
             let Some((pruned, memory)) = parameter.pruned.zip(memory) else { continue };
@@ -204,6 +214,7 @@ impl Trainer {
             }
             self.backend.upload(parameter.weight, values)?;
         }
+        self.allocated.averages.start(&mut *self.backend, &self.allocated.parameters)?;
         self.memories.fill(Memory::default());
         self.prepare_weights(Refreshed::All)
     }

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use sparse24_run::checkpoint;
 
-use crate::support::{Place, TINY, text};
+use crate::support::{Place, SAVED, TINY, checkpoint as of_step, text};
 
 #[test]
 fn eval_repeats_the_validation_losses_of_training() {
@@ -39,6 +39,32 @@ fn eval_repeats_the_validation_losses_of_training() {
     // Too short to train on, but not to evaluate.
     place.write("short", &text(2)[..11]);
     assert_eq!(place.json("eval run --data short --json")["tokens"], 1);
+}
+
+/// In a sparse phase under the masks of the weights.
+#[test]
+fn the_moving_average_is_kept_evaluated_and_exported() {
+    let place = Place::trained(&format!("{SAVED} --set optimizer.ema_decay=0.75"));
+    place.repeats("run");
+    for (step, more) in [(10, "--sparse24"), (12, "")] {
+        let saved = of_step("run", step);
+        let [average, weights] =
+            ["--ema", ""].map(|ema| place.json(&format!("eval {saved} --json {ema}")));
+        assert_ne!(average["loss"], weights["loss"]);
+        assert_eq!((&average["ema"], weights.get("ema")), (&json!(true), None));
+        let [average, weights] = ["--ema", ""].map(|ema| {
+            let out = format!("{step}{ema}");
+            place.answer(&format!("export {saved} {out} {more} {ema}"));
+            fs::read(place.path(&format!("{out}/model.safetensors"))).unwrap()
+        });
+        assert!(average != weights);
+    }
+    let line = place.answer("eval run --ema");
+    assert!(line.starts_with("step 12 (dense, moving average): loss "), "{line}");
+    place.train("other", "");
+    for line in ["eval other --ema", "sample other --ema", "export other out --ema"] {
+        place.refuses(line, 3, "other: *optimizer.ema_decay");
+    }
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub(super) fn base(base: Config) -> Config {
             epsilon: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 0.0,
+            ema_decay: 0.0,
             ..base.optimizer
         },
         batch: BatchConfig { size: 98, ..base.batch },

@@ -2,7 +2,10 @@
 
 use rayon::prelude::*;
 use sparse24_core::op::NonFinite;
-use sparse24_cpu::optimizer::{optimizer_step, squared_norm};
+use sparse24_cpu::{
+    average::moving_average,
+    optimizer::{optimizer_step, squared_norm},
+};
 
 use super::CpuBackend;
 use crate::{
@@ -26,6 +29,10 @@ impl CpuBackend {
             }),
             UpdateOp::GradNorm(op) => self.grad_norm(op),
             UpdateOp::OptimizerStep(op) => self.optimizer_step(op),
+            UpdateOp::MovingAverage(_) if self.non_finite.is_some() => Ok(()),
+            UpdateOp::MovingAverage(op) => self.write([op.average], |cpu, [average]| {
+                moving_average(cpu.buffers.view(op.w), average, op.decay)
+            }),
         }
     }
 

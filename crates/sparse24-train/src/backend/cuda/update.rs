@@ -1,6 +1,6 @@
 //! The optimizer, copies and fills on a GPU.
 
-use sparse24_cuda::optimizer;
+use sparse24_cuda::{average::moving_average, optimizer};
 
 use super::{CudaBackend, graph::Writes};
 use crate::{
@@ -28,6 +28,12 @@ impl CudaBackend {
                 self.writes = Writes::Parameters;
                 let (gpu, table) = (&mut self.gpu, &self.tables[op.table.0]);
                 Ok(optimizer::optimizer_step(gpu, table, op.optimizer, op.decay, self.health)?)
+            }
+            UpdateOp::MovingAverage(op) => {
+                self.gpu.wait_for_copies()?;
+                self.writes = Writes::Parameters;
+                let [w, average] = [op.w, op.average].map(|t| self.buffers.floats(t));
+                Ok(moving_average(&mut self.gpu, w, average, op.decay, self.health)?)
             }
         }
     }

@@ -16,6 +16,8 @@ operations! {
         GradNorm(GradNorm),
         /// See [`OptimizerStep`].
         OptimizerStep(OptimizerStep<'a>),
+        /// See [`MovingAverage`].
+        MovingAverage(MovingAverage),
     }
 }
 
@@ -55,6 +57,18 @@ pub struct OptimizerStep<'a> {
     pub optimizer: &'a Optimizer,
     /// Masked decay, for rows with a mask.
     pub decay: MaskedDecay,
+}
+
+/// average = decay average + (1 - decay) w, every operation rounded to f32; a no-op while the flag
+/// is up.
+#[derive(Debug, Clone, Copy)]
+pub struct MovingAverage {
+    /// A weight after its step.
+    pub w: Tensor,
+    /// Its moving average, in place; it has the shape of w.
+    pub average: Tensor,
+    /// In `[0, 1)`.
+    pub decay: f32,
 }
 
 /// One row of the optimizer's table.

@@ -1,6 +1,6 @@
 //! The optimizer, copies and fills.
 
-use sparse24_wgpu::{elementwise, optimizer};
+use sparse24_wgpu::{average::moving_average, elementwise, optimizer};
 
 use super::WgpuBackend;
 use crate::{
@@ -26,6 +26,10 @@ impl WgpuBackend {
             UpdateOp::OptimizerStep(op) => {
                 let table = &self.tables[op.table.0];
                 Ok(optimizer::optimizer_step(gpu, table, op.optimizer, op.decay, self.health)?)
+            }
+            UpdateOp::MovingAverage(op) => {
+                let [w, average] = [op.w, op.average].map(|t| self.buffers.matrix(t));
+                Ok(moving_average(gpu, w, average, op.decay, self.health)?)
             }
         }
     }

@@ -1,0 +1,65 @@
+//! The exponential moving averages of all weights over optimizer steps, as timm's `ModelEma` keeps
+//! them: they start at the initial weights, and no step of the training reads them.
+
+use std::{iter::Copied, slice::Iter};
+
+use super::Recipe;
+use crate::{
+    Error,
+    backend::{
+        Backend, DType, Region, Tensor,
+        op::{Copy, MovingAverage},
+    },
+    nn::Parameters,
+};
+
+/// One average per parameter, in order; none without [`Recipe::ema_decay`].
+#[derive(Debug)]
+pub(super) struct Averages {
+    decay: f32,
+    all: Vec<Tensor>,
+}
+
+impl Averages {
+    pub(super) fn new(
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+        recipe: &Recipe,
+    ) -> Result<Self, Error> {
+        let averaged = parameters.iter().filter(|_| recipe.ema_decay.is_some());
+        let averages = averaged.map(|parameter| {
+            let name = format!("{} average", parameter.spec.name);
+            backend.alloc(&name, parameter.weight.shape, DType::F32, Region::Moments)
+        });
+        let all = averages.collect::<Result<_, _>>()?;
+        Ok(Self { decay: recipe.ema_decay.unwrap_or_default(), all })
+    }
+
+    pub(super) fn iter(&self) -> Copied<Iter<'_, Tensor>> {
+        self.all.iter().copied()
+    }
+
+    /// average = w.
+    pub(super) fn start(
+        &self,
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+    ) -> Result<(), Error> {
+        parameters
+            .iter()
+            .zip(self.iter())
+            .try_for_each(|(parameter, to)| backend.run(Copy { from: parameter.weight, to }))
+    }
+
+    /// Follows the weights after their step.
+    pub(super) fn follow(
+        &self,
+        backend: &mut dyn Backend,
+        parameters: &Parameters,
+    ) -> Result<(), Error> {
+        let decay = self.decay;
+        parameters.iter().zip(self.iter()).try_for_each(|(parameter, average)| {
+            backend.run(MovingAverage { w: parameter.weight, average, decay })
+        })
+    }
+}

@@ -1,0 +1,23 @@
+//! The moving average of a weight over optimizer steps.
+
+use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+
+/// average = decay * average + (1 - decay) * w, both contiguous and of one shape; nothing while the
+/// flag of [`health`](crate::health) is up.
+///
+/// # Errors
+/// [`Error::Shape`] unless the shapes agree; failures of earlier work.
+pub fn moving_average(
+    device: &mut Device,
+    w: Matrix,
+    average: Matrix,
+    decay: f32,
+    health: Matrix,
+) -> Result<(), Error> {
+    check_shape("moving average", "average", w.shape, average)?;
+    let places = [w.offset, average.offset, w.elements()].map(|n| n as u32);
+    let factors = [decay, 1.0 - decay].map(f32::to_bits);
+    let constants = [&places[..], &factors].concat();
+    let groups = w.elements().div_ceil(GROUP);
+    device.run(&kernels::MOVING_AVERAGE, [w, health, average], &constants, groups)
+}
