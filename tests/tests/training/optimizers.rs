@@ -32,9 +32,9 @@ const EMA_DECAY: f32 = 31.0 / 32.0;
 const ADAM: Adam = Adam { beta1: 0.875, beta2: 0.9375, epsilon: 1.0 / (1 << 27) as f32 };
 
 /// The weights after 100 steps in f64 by `AdamW`, `Adam` and `SGD` of torch 2.15.0 on a CPU, and by
-/// Lion as its authors' code for PyTorch has it (google/automl, `lion_pytorch.py`); and their moving
-/// averages by `ModelEma` of timm 1.0.31. PyTorch's `AveragedModel` with `get_ema_multi_avg_fn`
-/// has the same averages if it is updated before the first step too.
+/// Lion as its authors' code for PyTorch has it (google/automl, `lion_pytorch.py`); and their
+/// moving averages by `ModelEma` of timm 1.0.31. PyTorch's `AveragedModel` with
+/// `get_ema_multi_avg_fn` has the same averages if it is updated before the first step too.
 const TORCH: [(UpdateRule, [f64; 5], [f64; 5]); 4] = [
     (
         UpdateRule::AdamW(ADAM),
@@ -184,7 +184,7 @@ fn a_hundred_steps_are_those_of_pytorch() {
     }
 }
 
-/// Of every parameter, to the bit, from its first weights on.
+/// The average of every parameter, to the bit, from its first weights on.
 #[test]
 fn averages_follow_the_weights_of_a_run() {
     let recipe = Recipe { ema_decay: Some(EMA_DECAY), ..fixture::recipe(Method::dense()) };
