@@ -12,10 +12,11 @@ use sparse24_run::interchange::{
 fn main() -> Result<(), Box<dyn Error>> {
     let [from, to] = <[String; 2]>::try_from(env::args().skip(1).collect::<Vec<_>>())
         .map_err(|_| "usage: round_trip FROM TO")?;
-    let FolderModel { spec, labels } = FolderModel::read(Path::new(&from))?;
+    let FolderModel { spec, labels, languages } = FolderModel::read(Path::new(&from))?;
     let imported = import(Path::new(&from), Format::of(&spec)?, &shapes(&spec)?)?;
     let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-    let description = Description { spec: &spec, tokenizer: None, labels: &labels };
+    let languages = languages.each_ref().map(String::as_str);
+    let description = Description { spec: &spec, tokenizer: None, labels: &labels, languages };
     let (weights, to) = (&imported.weights, Path::new(&to));
     let exported = export(to, weights, description, Dtype::F32, Values::Dense)?;
     println!(

@@ -16,6 +16,7 @@ mod config;
 mod export;
 mod folder;
 mod format;
+mod fsmt;
 mod gpt2;
 mod import;
 mod timm;

@@ -1,4 +1,4 @@
-//! `sparse24 export`: writes a model as a Hugging Face GPT-2 or BERT.
+//! `sparse24 export`: writes a model for Hugging Face's transformers or timm.
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -71,7 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         _ => model.config.task.classes.iter().map(String::as_str).collect(),
     };
     let labels = &labels;
-    let description = Description { spec, tokenizer: model.tokenizer.as_ref(), labels };
+    let data = &model.config.data;
+    let languages = [data.source.as_str(), &data.target];
+    let description = Description { spec, tokenizer: model.tokenizer.as_ref(), labels, languages };
     let exported = interchange::export(&args.out, &weights, description, args.dtype, values)?;
     let which = match (mask, args.dense) {
         (None, _) => "",

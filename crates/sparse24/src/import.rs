@@ -1,4 +1,5 @@
-//! `sparse24 import`: turns Hugging Face's GPT-2 or BERT, or timm's DeiT, into a run at step 0.
+//! `sparse24 import`: turns Hugging Face's GPT-2, BERT or FSMT, or timm's DeiT, into a run at step
+//! 0.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use sparse24_run::{
     run::save_imported,
     task::{self, Labels},
 };
-use sparse24_train::nn::Prediction;
+use sparse24_train::{model::ModelSpec, nn::Prediction};
 
 use crate::{
     choice,
@@ -20,7 +21,8 @@ use crate::{
     weights::{Head, Initial, room_for_text},
 };
 
-/// Convert Hugging Face's GPT-2 or BERT, or timm's DeiT, to a run to evaluate, sample or train from
+/// Convert Hugging Face's GPT-2, BERT or FSMT (fairseq's Transformer), or timm's DeiT, to a run to
+/// evaluate, sample, translate with or train from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights
@@ -56,6 +58,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::new(Exit::Usage, problem));
         }
+    }
+    if matches!(spec, ModelSpec::Transformer(_)) {
+        // As many hypotheses are translated at once.
+        settings.push("batch.size=32".to_owned());
     }
     if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
         settings.push(format!("task.name={}", quote(task)));

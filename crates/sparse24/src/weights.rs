@@ -17,7 +17,10 @@ use sparse24_train::{
     nn::{Bias, Prediction},
 };
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    configure::quote,
+    failure::{Exit, Failure},
+};
 
 /// Vocabulary size of GPT-2.
 const GPT2: usize = 50_257;
@@ -32,6 +35,8 @@ pub(crate) struct Initial {
     pub(crate) spec: ModelSpec,
     /// The names of the classes of its head, if it has any.
     pub(crate) labels: Vec<String>,
+    /// The languages of a folder that translates; else empty.
+    languages: [String; 2],
     /// As far as it is known.
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The tokenizer in a Hugging Face folder.
@@ -96,6 +101,7 @@ impl Initial {
             weights,
             spec,
             labels: Vec::new(),
+            languages: Default::default(),
             tokenizer,
             found: None,
             zero_biases,
@@ -111,7 +117,7 @@ impl Initial {
         named: Option<TokenizerKind>,
         head: Head,
     ) -> Result<Self, Failure> {
-        let FolderModel { spec, labels } = FolderModel::read(path)?;
+        let FolderModel { spec, labels, languages } = FolderModel::read(path)?;
         let folder = if path.is_dir() { path } else { disk::parent(path) };
         let prediction = match head {
             Head::Pretrained
@@ -155,6 +161,7 @@ impl Initial {
         let tokenizer = match (&found, room_for_text(&spec, None)) {
             _ if matches!(spec, ModelSpec::Deit(_)) => None,
             (FolderTokenizer::Known(tokenizer), _) => Some(tokenizer.clone()),
+            _ if matches!(spec, ModelSpec::Transformer(_)) => None,
             (FolderTokenizer::Absent, GPT2 | GPT2_PADDED) => {
                 Some(Tokenizer::for_text(TokenizerKind::Gpt2, "")?)
             }
@@ -162,7 +169,7 @@ impl Initial {
             _ => None,
         };
         let (path, found) = (path.to_owned(), Some(found));
-        Ok(Self { path, weights, spec, labels, tokenizer, found, zero_biases, dropped })
+        Ok(Self { path, weights, spec, labels, languages, tokenizer, found, zero_biases, dropped })
     }
 
     /// Remarks for the user on the weights, and on the tokenizer that reads a text for them.
@@ -189,9 +196,16 @@ impl Initial {
                     _ => "",
                 };
                 Some(format!(
-                    "the folder's tokenizer is none of gpt2, byte and WordPiece ({reason}), so \
-                     the model has none: it reads token ids, not text{masks}"
+                    "the folder's tokenizer is none of sparse24's ({reason}), so the model has \
+                     none: it reads token ids, not text{masks}"
                 ))
+            }
+            (Some(FolderTokenizer::Absent), None)
+                if matches!(self.spec, ModelSpec::Transformer(_)) && text.is_none() =>
+            {
+                let problem = "the folder has no vocab-src.json and vocab-tgt.json, so the model \
+                               reads token ids, not text";
+                Some(problem.to_owned())
             }
             (Some(FolderTokenizer::Absent), None) => text.map(|tokenizer| {
                 let name = tokenizer.kind().name();
@@ -212,7 +226,7 @@ impl Initial {
     /// Why the tokenizer in its folder cannot be used, if there is one.
     pub(crate) fn other_tokenizer(&self) -> Option<String> {
         let Some(FolderTokenizer::Other(reason)) = &self.found else { return None };
-        Some(format!("has a tokenizer that is none of gpt2, byte and WordPiece ({reason})"))
+        Some(format!("has a tokenizer that is none of sparse24's ({reason})"))
     }
 
     /// The settings of its shape, each `key=value`.
@@ -220,6 +234,12 @@ impl Initial {
         let mut settings = Config::shape(&self.spec);
         let tokenizer = self.tokenizer.iter().map(|tokenizer| tokenizer.kind().name());
         settings.extend(tokenizer.map(|name| format!("data.tokenizer={name}")));
+        if matches!(self.spec, ModelSpec::Transformer(_)) && self.tokenizer.is_none() {
+            settings.push("data.tokenizer=dictionary".to_owned());
+        }
+        let languages = ["source", "target"].into_iter().zip(&self.languages);
+        let named = languages.filter(|(_, language)| !language.is_empty());
+        settings.extend(named.map(|(key, language)| format!("data.{key}={}", quote(language))));
         settings
     }
 
@@ -255,6 +275,9 @@ impl Initial {
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
         if let Some(other) = self.other_tokenizer() {
             if dataset.tokenizer().is_some() {
+                if matches!(self.spec, ModelSpec::Transformer(_)) {
+                    return Err(self.refuse(&format!("{other}, so its ids are not known")));
+                }
                 let advice = "it cannot read text; name prepared shards of its token ids";
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
@@ -262,6 +285,13 @@ impl Initial {
                 let advice = "its mask token is not known, and it cannot be pre-trained further";
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
+        }
+        let is_trained = |tokenizer: &Tokenizer| tokenizer.kind() == TokenizerKind::Bpe;
+        if self.tokenizer.is_none() && dataset.tokenizer().is_some_and(is_trained) {
+            let problem = "has no vocab-src.json and vocab-tgt.json, and a vocabulary that is \
+                           trained on the data is not that of the weights; set data.tokenizer = \
+                           \"dictionary\", with dictionaries beside the data";
+            return Err(self.refuse(problem));
         }
         let has_mask = self.tokenizer.as_ref().is_some_and(|own| !own.special_tokens().is_empty());
         if has_mask && dataset.tokenizer().is_none() {

@@ -1,4 +1,4 @@
-//! Weights and configurations of Hugging Face's GPT-2 and BERT, starting from exports.
+//! Weights and configurations of Hugging Face's GPT-2, BERT and FSMT, starting from exports.
 //!
 //! An import returns the requested tensors in their shapes, all values finite.
 
@@ -15,7 +15,7 @@ use sparse24_train::{
 };
 
 use super::{document::Document, file, files, path, read, refused, tensors};
-use crate::bert;
+use crate::{bert, transformer};
 
 /// Small enough for a fuzzer to hit.
 const TINY: Gpt2Spec = Gpt2Spec {
@@ -32,8 +32,8 @@ const TINY: Gpt2Spec = Gpt2Spec {
 };
 
 /// A model of each format.
-fn models() -> [ModelSpec; 2] {
-    [ModelSpec::Gpt2(TINY), bert(TINY)]
+fn models() -> [ModelSpec; 3] {
+    [ModelSpec::Gpt2(TINY), bert(TINY), transformer(TINY)]
 }
 
 /// A folder with an export of this type.
@@ -46,7 +46,7 @@ fn exported(spec: &ModelSpec, dtype: Dtype) -> PathBuf {
             NamedTensor { name, shape, values }
         };
         let weights: Vec<_> = shapes(spec).unwrap().into_iter().map(tensor).collect();
-        let description = Description { spec, tokenizer: None, labels: &[] };
+        let description = Description { spec, tokenizer: None, labels: &[], languages: [""; 2] };
         export(&folder, &weights, description, dtype, Values::Dense).unwrap();
     }
     folder
@@ -54,11 +54,11 @@ fn exported(spec: &ModelSpec, dtype: Dtype) -> PathBuf {
 
 pub(super) fn weights(bytes: &[u8]) -> bool {
     let path = file("model.safetensors", bytes);
-    let [gpt2, bert] = models();
+    let [gpt2, bert, fsmt] = models();
     let unbiased = ModelSpec::Gpt2(Gpt2Spec { bias: Bias::Absent, ..TINY });
     let [classifier, answering] = [Prediction::Class(2), Prediction::Span]
         .map(|prediction| bert.clone().predicting(Some(prediction)));
-    let imported = [unbiased, gpt2, bert, classifier, answering].map(|model| {
+    let imported = [unbiased, gpt2, bert, classifier, answering, fsmt].map(|model| {
         let expected = shapes(&model).unwrap();
         let format = Format::of(&model).expect("an export has a format");
         let found = match import(&path, format, &expected) {
@@ -81,7 +81,7 @@ pub(super) fn weights(bytes: &[u8]) -> bool {
 
 pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    for (model, prefix) in models().iter().zip(["transformer.", "bert."]) {
+    for (model, prefix) in models().iter().zip(["transformer.", "bert.", "model."]) {
         let sound = [Dtype::F32, Dtype::F16, Dtype::Bf16]
             .map(|dtype| read(exported(model, dtype).join("model.safetensors")));
         let (header, data) = tensors::split(&sound[0]);
@@ -100,7 +100,8 @@ pub(super) fn weights_variants() -> Vec<Vec<u8>> {
 
 pub(super) fn config(bytes: &[u8]) -> bool {
     let path = file("hf/config.json", bytes);
-    let FolderModel { spec, labels } = match FolderModel::read(path.parent().expect("a folder")) {
+    let FolderModel { spec, labels, .. } = match FolderModel::read(path.parent().expect("a folder"))
+    {
         Ok(model) => model,
         Err(error) => return refused(&error, "config.json"),
     };
@@ -114,13 +115,13 @@ pub(super) fn config(bytes: &[u8]) -> bool {
     true
 }
 
-/// The configurations of a GPT-2, of a BERT, of a classifier and of a model for spans.
+/// The configurations of a GPT-2, a BERT, a classifier, a model for spans and an FSMT.
 fn sound_configs() -> Vec<String> {
-    let [gpt2, bert] = models();
+    let [gpt2, bert, fsmt] = models();
     let [classifier, answering] = [Prediction::Class(2), Prediction::Span]
         .map(|prediction| bert.clone().predicting(Some(prediction)));
     let text = |model| fs::read_to_string(exported(model, Dtype::F32).join("config.json"));
-    let models = [gpt2, bert, classifier, answering];
+    let models = [gpt2, bert, classifier, answering, fsmt];
     models.iter().map(|model| text(model).expect("an export has one")).collect()
 }
 
@@ -148,6 +149,7 @@ pub(super) fn config_variants() -> Vec<Vec<u8>> {
         "gpt2",
         "gpt_neo",
         "bert",
+        "fsmt",
         "absolute",
         "relative_key",
         "regression",

@@ -14,10 +14,11 @@ use sparse24_core::op::Activation;
 use sparse24_train::model::ModelSpec;
 
 /// Hugging Face's names of activations; an export uses the first of several.
-const ACTIVATIONS: [(&str, Activation); 3] = [
+const ACTIVATIONS: [(&str, Activation); 4] = [
     ("gelu_new", Activation::Gelu),
     ("gelu_pytorch_tanh", Activation::Gelu),
     ("gelu", Activation::GeluErf),
+    ("relu", Activation::Relu),
 ];
 
 /// Hugging Face's name of the activation of a model.
@@ -26,8 +27,8 @@ pub(super) fn activation_name(format: &Format, model: &ModelSpec) -> Result<&'st
     let named = ACTIVATIONS.iter().find(|(_, named)| *named == activation);
     let problem = || {
         format!(
-            "no Hugging Face model has {}'s layers with a gated feed-forward, expected gelu or \
-                gelu-erf; the checkpoint's model.safetensors holds the weights",
+            "no Hugging Face model has {}'s layers with a gated feed-forward, expected gelu, \
+                gelu-erf or relu; the checkpoint's model.safetensors holds the weights",
             format.title
         )
     };

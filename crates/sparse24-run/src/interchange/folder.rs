@@ -1,6 +1,6 @@
 //! The formats, and the model that the `config.json` of a folder describes.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, mem, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{
     CONFIG, bert,
     config::{activation_name, object, parse},
     format::Format,
-    gpt2, timm,
+    fsmt, gpt2, timm,
 };
 use crate::{Error, config::MOST, data::Tokenizer, disk, json, tensors::shards::check_inside};
 use sparse24_train::{
@@ -18,7 +18,7 @@ use sparse24_train::{
 };
 
 /// Every format.
-pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT, timm::FORMAT];
+pub const FORMATS: &[Format] = &[gpt2::FORMAT, bert::FORMAT, timm::FORMAT, fsmt::FORMAT];
 
 impl Format {
     /// The format of a model.
@@ -30,12 +30,7 @@ impl Format {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
             ModelSpec::Deit(_) => &timm::FORMAT,
-            ModelSpec::Transformer(_) => {
-                let problem = "Hugging Face's library has no Transformer with fairseq's positions, \
-                    expected gpt2, bert or deit; the checkpoint's model.safetensors holds the \
-                    weights";
-                return Err(Error::setting("model.kind", problem));
-            }
+            ModelSpec::Transformer(_) => &fsmt::FORMAT,
             _ => {
                 let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
                     the checkpoint's model.safetensors holds the weights";
@@ -55,6 +50,8 @@ pub struct FolderModel {
     pub spec: ModelSpec,
     /// Names of the classes that it predicts.
     pub labels: Vec<String>,
+    /// The languages from and to which it translates; empty if it does not or does not name them.
+    pub languages: [String; 2],
 }
 
 #[derive(Deserialize)]
@@ -73,6 +70,8 @@ struct Head {
     id2label: Option<BTreeMap<String, String>>,
     num_labels: Option<usize>,
     problem_type: Option<String>,
+    #[serde(default)]
+    langs: [String; 2],
 }
 
 impl FolderModel {
@@ -105,9 +104,10 @@ impl FolderModel {
             ));
         };
         let spec = (format.read)(path, &text)?;
-        let head: Head = parse(path, format.title, &text)?;
+        let mut head: Head = parse(path, format.title, &text)?;
+        let languages = mem::take(&mut head.langs);
         let (prediction, labels) = head.prediction(path, format)?;
-        Ok(Self { spec: spec.predicting(prediction), labels })
+        Ok(Self { spec: spec.predicting(prediction), labels, languages })
     }
 }
 
@@ -174,6 +174,8 @@ pub struct Description<'a> {
     pub tokenizer: Option<&'a Tokenizer>,
     /// The names of its classes; those without one are numbered.
     pub labels: &'a [&'a str],
+    /// The languages from and to which it translates; empty if it does not.
+    pub languages: [&'a str; 2],
 }
 
 /// The name of a class that has none, as transformers gives it.
@@ -185,7 +187,7 @@ pub fn numbered(class: usize) -> String {
 /// The file that `from_pretrained` reads; `end` is the token that ends a text.
 pub(super) fn to_json(
     format: &Format,
-    Description { spec, labels, tokenizer }: &Description<'_>,
+    Description { spec, labels, tokenizer, languages }: &Description<'_>,
     dtype: &str,
     end: Option<u32>,
 ) -> Vec<u8> {
@@ -204,6 +206,9 @@ pub(super) fn to_json(
         "tie_word_embeddings": true,
         "torch_dtype": dtype,
     })));
+    if matches!(spec, ModelSpec::Transformer(_)) {
+        fields.insert("langs".to_owned(), json!(languages));
+    }
     if let Some(padding) =
         tokenizer.and_then(|tokenizer| tokenizer.special_tokens().first().copied())
     {

@@ -50,11 +50,11 @@ pub fn import(
             return Err(file.refuse(entry, &format!("is also stored as {:?}", other.name)));
         }
     }
-    let mut copies = BTreeMap::new();
+    let mut copies = Vec::new();
     for (copy, of) in format.tied {
         let Some(place) = found.remove(*copy) else { continue };
         match found.contains_key(*of) {
-            true => drop(copies.insert(*of, place)),
+            true => copies.push((*of, place)),
             false => drop(found.insert((*of).into(), place)),
         }
     }
@@ -66,13 +66,12 @@ pub fn import(
             continue;
         }
         let values = read(path, format, &found, name, shape)?;
-        if let Some((file, copy)) = copies.get(name.as_str())
-            && (copy.elements() != values.len() || file.floats(copy)? != values)
-        {
-            return Err(file.refuse(
-                copy,
-                &format!("differs from {name:?}: the head is not tied, which this model needs"),
-            ));
+        for (_, (file, copy)) in copies.iter().filter(|(of, _)| of == name) {
+            if copy.elements() != values.len() || file.floats(copy)? != values {
+                let problem =
+                    format!("differs from {name:?}: the head is not tied, which this model needs");
+                return Err(file.refuse(copy, &problem));
+            }
         }
         weights.push(NamedTensor { name: name.clone(), shape: shape.clone(), values });
     }

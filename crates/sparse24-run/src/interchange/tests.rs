@@ -1,5 +1,6 @@
 //! The way out and back, and the message of every refusal.
 
+mod fsmt;
 mod refusals;
 mod timm;
 mod transformers;
@@ -80,7 +81,7 @@ fn format(model: &ModelSpec) -> &'static Format {
 }
 
 fn describe(spec: &ModelSpec) -> Description<'_> {
-    Description { spec, tokenizer: None, labels: &[] }
+    Description { spec, tokenizer: None, labels: &[], languages: [""; 2] }
 }
 
 /// Masks of matrices of these names and shapes.
@@ -130,7 +131,7 @@ fn out_and_back_is_the_same() {
             let is_unbiased = model.extents().bias == Bias::Absent;
             let zeros = if is_unbiased { 2 * 6 + 1 } else { 0 };
             assert_eq!((exported.zero_biases.len(), exported.sparse24.len()), (zeros, 0));
-            let FolderModel { spec, labels } = FolderModel::read(&folder).unwrap();
+            let FolderModel { spec, labels, .. } = FolderModel::read(&folder).unwrap();
             let biased = match model.clone() {
                 ModelSpec::Gpt2(spec) => ModelSpec::Gpt2(Gpt2Spec { bias: Bias::Present, ..spec }),
                 other => other,

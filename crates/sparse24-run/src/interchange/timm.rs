@@ -40,6 +40,10 @@ pub(super) const FORMAT: Format = Format {
 const MEAN: [f64; 3] = [0.485, 0.456, 0.406];
 const DEVIATION: [f64; 3] = [0.229, 0.224, 0.225];
 
+/// timm's names of activations.
+const ACTIVATIONS: [(&str, Activation); 3] =
+    [("gelu", Activation::GeluErf), ("gelu_tanh", Activation::Gelu), ("relu", Activation::Relu)];
+
 /// Width and heads by the size in the name of an architecture.
 const SIZES: [(&str, [usize; 3]); 4] = [
     ("tiny", [12, 3, 192]),
@@ -165,11 +169,10 @@ fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
     let Arguments {
         img_size, patch_size, embed_dim, depth, num_heads, mlp_ratio, act_layer, ..
     } = arguments;
-    admit(path, "act_layer", act_layer.as_ref(), &[json!("gelu"), json!("gelu_tanh")])?;
-    let activation = match act_layer {
-        Some(name) if name == json!("gelu_tanh") => Activation::Gelu,
-        _ => Activation::GeluErf,
-    };
+    admit(path, "act_layer", act_layer.as_ref(), &ACTIVATIONS.map(|(name, _)| json!(name)))?;
+    let name = act_layer.as_ref().and_then(Value::as_str).unwrap_or("gelu");
+    let named = ACTIVATIONS.iter().find(|(named, _)| *named == name);
+    let activation = named.expect("what is admitted has a name").1;
     let d_model = embed_dim.unwrap_or(d_model);
     let d_ff = (d_model as f64 * mlp_ratio.unwrap_or(4.0)) as usize;
     let spec = DeitSpec {
@@ -209,7 +212,8 @@ fn fields(model: &ModelSpec, _: Option<u32>) -> Map<String, Value> {
     let ratio = spec.d_ff as f64 / spec.d_model as f64;
     let is_low = (spec.d_model as f64 * ratio) < spec.d_ff as f64;
     let mlp_ratio = if is_low { ratio.next_up() } else { ratio };
-    let act_layer = if spec.activation == Activation::Gelu { "gelu_tanh" } else { "gelu" };
+    let named = ACTIVATIONS.iter().find(|(_, named)| *named == spec.activation);
+    let act_layer = named.expect("an activation of `of`").0;
     object(json!({
         "architecture": "deit_base_patch16_224",
         "num_classes": spec.classes,

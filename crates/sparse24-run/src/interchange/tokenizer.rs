@@ -17,6 +17,8 @@ use crate::{
 use sparse24_train::model::ModelSpec;
 
 #[cfg(feature = "tokenizers")]
+mod fsmt;
+#[cfg(feature = "tokenizers")]
 mod wordpiece;
 
 /// GPT-2's token between documents.
@@ -54,11 +56,12 @@ pub enum FolderTokenizer {
 }
 
 /// Reads the tokenizer in a folder (`tokenizer.json`, or else `vocab.json` and `merges.txt`, or
-/// else `vocab.txt`): bytes or GPT-2's, as the model may have them, or WordPiece.
+/// else `vocab.txt`): bytes or GPT-2's, as the model may have them, or WordPiece; of a Transformer
+/// the dictionary in `vocab-src.json` and `vocab-tgt.json`.
 ///
 /// # Errors
-/// [`Error::File`] for a link out of the folder, and for more pieces than the model has ids;
-/// [`Error::Io`].
+/// [`Error::File`] for a link out of the folder, and for more pieces than the model has ids, or for
+/// another number of a Transformer; [`Error::Io`].
 pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
     let read = |name: &str| {
         let path = folder.join(name);
@@ -71,6 +74,26 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
             text => text.map(Some),
         }
     };
+    #[cfg(feature = "tokenizers")]
+    if let ModelSpec::Transformer(spec) = model {
+        let [Some(source), Some(target)] = [read(fsmt::FILES[0])?, read(fsmt::FILES[1])?] else {
+            return Ok(FolderTokenizer::Absent);
+        };
+        let other = |problem: String| Ok(FolderTokenizer::Other(problem));
+        let dictionary = match fsmt::read(&source) {
+            Ok(dictionary) => Tokenizer::Dictionary(dictionary),
+            Err(problem) => return other(format!("{}: {problem}", fsmt::FILES[0])),
+        };
+        if source != target {
+            return other(format!("{} and {} differ", fsmt::FILES[0], fsmt::FILES[1]));
+        }
+        let (pieces, ids) = (dictionary.vocabulary() as usize, spec.vocabulary);
+        if pieces != ids {
+            let problem = format!("has {pieces} pieces, but the model {ids} ids");
+            return Err(Error::file(folder.join(fsmt::FILES[0]), problem));
+        }
+        return Ok(FolderTokenizer::Known(dictionary));
+    }
     let parsed = |text: &[u8]| serde_json::from_slice::<Value>(text).unwrap_or_default();
     let found = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
         (Some(text), ..) => tokens(parsed(&text)),
@@ -146,12 +169,14 @@ fn spaced(merges: Value) -> Value {
     merges.into_iter().map(spaced).collect()
 }
 
-/// Names and contents of the files. Characters and vocabularies of translations have no such files.
+/// Names and contents of the files. Characters and the BPE of translations have no such files.
 pub(super) fn files(tokenizer: &Tokenizer, model: &ModelSpec) -> Vec<(&'static str, Vec<u8>)> {
     match tokenizer {
         Tokenizer::Character(_) => return Vec::new(),
         #[cfg(feature = "tokenizers")]
-        Tokenizer::Bpe(_) | Tokenizer::Dictionary(_) => return Vec::new(),
+        Tokenizer::Bpe(_) => return Vec::new(),
+        #[cfg(feature = "tokenizers")]
+        Tokenizer::Dictionary(dictionary) => return fsmt::files(dictionary),
         #[cfg(feature = "tokenizers")]
         Tokenizer::WordPiece(tokenizer) => {
             return wordpiece::files(tokenizer, model);

@@ -155,7 +155,7 @@ impl Pairs {
         let train = source.files(&TRAIN, "training")?;
         let validation = source.files(&VALIDATION, "validation")?;
         let tokenizer = match tokenizer {
-            Some(tokenizer) => tokenizer,
+            Some(tokenizer) => source.check_dictionary(&tokenizer).map(|()| tokenizer)?,
             None => source.tokenizer(&train)?,
         };
         let train = PairSplit::encode(&train, &tokenizer, source.longest)?;
@@ -169,6 +169,7 @@ impl Pairs {
     /// Errors of [`Self::open`].
     pub fn open_validation(source: PairSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
         let validation = source.files(&VALIDATION, "validation")?;
+        source.check_dictionary(tokenizer)?;
         let validation = PairSplit::encode(&validation, tokenizer, source.longest)?;
         Ok(Self::of(source, [PairSplit::default(), validation], tokenizer.clone()))
     }
@@ -282,13 +283,31 @@ impl PairSource {
         Ok(files)
     }
 
-    /// A tokenizer for the training files.
-    fn tokenizer(&self, files: &[Lines; 2]) -> Result<Tokenizer, Error> {
-        let dictionaries = self.languages.each_ref().map(|language| {
+    /// The dictionaries of both languages, as far as the folder has them.
+    fn dictionaries(&self) -> [Option<PathBuf>; 2] {
+        self.languages.each_ref().map(|language| {
             let path = self.folder.join(format!("dict.{language}.txt"));
             path.is_file().then_some(path)
-        });
-        match (self.kind, dictionaries) {
+        })
+    }
+
+    /// Refuses data of another dictionary than that of a model: their pieces would be unknown.
+    fn check_dictionary(&self, tokenizer: &Tokenizer) -> Result<(), Error> {
+        #[cfg(feature = "tokenizers")]
+        if let (Tokenizer::Dictionary(own), [Some(path), _] | [_, Some(path)]) =
+            (tokenizer, self.dictionaries())
+            && pieces(&path)? != own.pieces()
+        {
+            let problem = "is another dictionary than that of the model; divide the sentences \
+                into the pieces of the model";
+            return Err(Error::file(path, problem));
+        }
+        Ok(())
+    }
+
+    /// A tokenizer for the training files.
+    fn tokenizer(&self, files: &[Lines; 2]) -> Result<Tokenizer, Error> {
+        match (self.kind, self.dictionaries()) {
             #[cfg(feature = "tokenizers")]
             (TokenizerKind::Bpe, [None, None]) => {
                 let lines = files.iter().flat_map(|file| file.text.lines().map(str::trim));

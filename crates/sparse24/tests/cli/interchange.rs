@@ -75,7 +75,7 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     assert!(place.path("known/tokenizer.json").exists());
     place.edit("hf/tokenizer.json", "\"a\":97", "\"a\":98");
     place.edit("hf/tokenizer.json", "\"b\":98", "\"b\":97");
-    let remark = "is none of gpt2, byte and WordPiece (tokenizer.json: /model/type: expected";
+    let remark = "is none of sparse24's (tokenizer.json: /model/type: expected";
     assert!(place.answer("import hf other").contains(remark));
     assert!(!place.path("other/tokenizer.json").exists());
     for (line, pattern) in [
@@ -83,11 +83,11 @@ fn a_folders_own_tokenizer_is_not_replaced() {
         ("eval other --data text", "text: is text, which this model has no tokenizer for"),
         (
             &format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new"),
-            "hf: has a tokenizer that is none of gpt2*/model/type*shards",
+            "hf: has a tokenizer that is none of sparse24*/model/type*shards",
         ),
         (
             "finetune --task cola --data hf --init-from hf --out new",
-            "hf: has a tokenizer that is none of gpt2*/model/type*so it cannot read text",
+            "hf: has a tokenizer that is none of sparse24*/model/type*so it cannot read text",
         ),
     ] {
         place.refuses(line, 3, pattern);
@@ -359,7 +359,7 @@ fn impossible_exports_and_imports_are_refused() {
         ("export run gpt2", 3, "gpt2: *empty folder"),
         ("export run text", 3, "text: *empty folder"),
         ("export run text/out", 4, "cannot create text*os error"),
-        ("export gated out", 3, "gated: model.activation: *gated*gelu or gelu-erf"),
+        ("export gated out", 3, "gated: model.activation: *gated*gelu-erf or relu"),
         ("import llama new", 3, "llama/config.json: model_type is \"llama\"*\"gpt2\" or \"bert\""),
         ("import gpt2 new --task colla", 2, "--task: *colla*did you mean \"cola\""),
         (

@@ -139,3 +139,66 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
     let (code, _, error) = place.run("resume en-de --set steps=13");
     assert!(code != Some(0) && error.contains("data of"), "{error}");
 }
+
+/// As FSMT, with the dictionary; a run that starts from it must have the same one.
+#[test]
+fn a_transformer_goes_out_and_comes_back() {
+    let place = Place::new();
+    write_pairs(&place);
+    let pieces = "the 9\ndog 8\nder 7\nHund 6\nsieht 5\neine@@ 4\n";
+    let write = |text: &str| {
+        for language in ["en", "de"] {
+            place.write(&format!("pairs/dict.{language}.txt"), text);
+        }
+    };
+    write(pieces);
+    let small = SMALL.replace("=bpe", "=dictionary").replace("--set data.vocabulary=300", "");
+    place.train("run", &format!("{small} --method fst {SAVED}"));
+    place.answer("export run out");
+    place.answer("import out imported");
+    let [ours, theirs] = ["eval run", "eval imported --data pairs"]
+        .map(|line| place.json(&format!("{line} --json"))["loss"].as_f64().unwrap());
+    // Batches of another size are summed in another order, in f32.
+    assert!((ours - theirs).abs() <= 1e-6, "{ours} and {theirs}");
+    let [ours, theirs] = ["run", "imported"]
+        .map(|run| place.answer(&format!("translate {run} --input pairs/val.en")));
+    assert_eq!(ours, theirs);
+    let line = place.answer("export run/checkpoints/step-00000010 out24 --sparse24");
+    assert!(line.contains("sparse24 verify out24/model.safetensors --include layers"), "{line}");
+    place.answer("verify out24/model.safetensors --include layers --exclude attn");
+
+    let start = "train --preset transformer-multi30k-cpu --data pairs --set steps=2 \
+        --set batch.size=4 --init-from out";
+    place.answer(&format!("{start} --out next"));
+    for other in [pieces.replace("dog", "cat"), format!("{pieces}more 1\n")] {
+        write(&other);
+        for line in [&*format!("{start} --out other"), "eval imported --data pairs"] {
+            place.refuses(line, 3, "pairs/dict.en.txt: *another dictionary*model");
+        }
+    }
+    write(pieces);
+    place.edit("out/vocab-tgt.json", "dog", "cat");
+    place.refuses(&format!("{start} --out other"), 3, "out: *vocab-src.json and vocab-tgt.json");
+    for name in ["vocab-src.json", "vocab-tgt.json"] {
+        place
+            .write(&format!("out/{name}"), "{\"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"<unk>\": 3}");
+    }
+    place.refuses("import out other", 3, "vocab-src.json: *4 pieces*10 ids");
+}
+
+/// A vocabulary that is trained on the data is not that of weights without one.
+#[test]
+fn weights_without_a_vocabulary_take_no_trained_one() {
+    let place = Place::new();
+    write_pairs(&place);
+    place.train("run", SMALL);
+    let line = place.answer("export run out");
+    assert!(line.contains("wrote no tokenizer: those of the kind bpe"), "{line}");
+    let line = place.answer("import out imported");
+    assert!(line.contains("no vocab-src.json and vocab-tgt.json"), "{line}");
+    place.refuses("translate imported --input pairs/val.en", 3, "imported*no tokenizer.json");
+    let start = "train --preset transformer-multi30k-cpu --data pairs --init-from out --out next";
+    place.refuses(start, 3, "pairs: holds no dict.en.txt and dict.de.txt");
+    let trained = format!("{start} --set data.tokenizer=bpe --set data.vocabulary=300");
+    place.refuses(&trained, 3, "out: *no vocab-src.json*is not that of the weights");
+}

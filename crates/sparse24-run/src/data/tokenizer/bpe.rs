@@ -205,8 +205,11 @@ impl TryFrom<Vec<String>> for Dictionary {
 }
 
 impl Dictionary {
+    /// The pieces before those of a dictionary, with fairseq's ids.
+    pub(crate) const SPECIAL: [&str; 4] = SPECIAL;
+
     /// The pieces after the special ones.
-    pub(super) fn pieces(&self) -> &[String] {
+    pub(crate) fn pieces(&self) -> &[String] {
         &self.0.0
     }
 

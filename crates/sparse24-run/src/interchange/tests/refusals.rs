@@ -169,8 +169,8 @@ fn configurations_that_compute_something_else_are_refused() {
     let gpt2: &[Change<'_>] = &[
         (
             "gelu_new",
-            "relu",
-            "is \"relu\", expected \"gelu_new\" or \"gelu_pytorch_tanh\" or \"gelu\"",
+            "silu",
+            "is \"silu\", expected \"gelu_new\" or \"gelu_pytorch_tanh\" or \"gelu\"",
         ),
         ("0.00001", "0.000001", "layer_norm_epsilon is 1e-6, expected 0.00001"),
         (
