@@ -147,7 +147,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
     };
     let fits = |key: &str| match key {
         "model.dropout" => true,
-        "method.d_ff_ratio" | "optimizer.name" | "task.outputs" => false,
+        "method.d_ff_ratio" | "optimizer.name" | "task.outputs" | "data.vocabulary" => false,
         "method.name" => width(saved) == width(now),
         _ => !key.starts_with("model."),
     };

@@ -140,6 +140,16 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
     assert!(code != Some(0) && error.contains("data of"), "{error}");
 }
 
+/// The run keeps its vocabulary, so that a setting of another size would only seem to act.
+#[test]
+fn a_resume_has_the_vocabulary_of_the_run() {
+    let place = Place::new();
+    write_pairs(&place);
+    place.train("run", SMALL);
+    let line = "resume run --set steps=20 --set data.vocabulary=400";
+    place.refuses(line, 3, "data.vocabulary = 300*data.vocabulary = 400*start a new run");
+}
+
 /// As FSMT, with the dictionary; a run that starts from it must have the same one.
 #[test]
 fn a_transformer_goes_out_and_comes_back() {
