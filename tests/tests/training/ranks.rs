@@ -1,6 +1,6 @@
 //! Several ranks train one model: threads with a backend each.
 
-use std::{num::NonZeroU32, thread};
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Mutex, thread};
 
 use sparse24_train::{
     Error, ErrorKind,
@@ -75,6 +75,33 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
         assert!(!seen.contains(&alone), "{replicas} replicas are summed in another order");
         seen.push(alone);
     }
+}
+
+/// The micro-batches of [`Noise`], and how often each was made.
+struct Counted {
+    noise: Noise,
+    made: Mutex<BTreeMap<(u32, u32), usize>>,
+}
+
+impl Objective for Counted {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
+        *self.made.lock().expect("no panic").entry((step, micro_step)).or_default() += 1;
+        self.noise.fill(step, micro_step, batch)
+    }
+}
+
+#[test]
+fn each_micro_batch_is_made_on_one_rank() {
+    let recipe = recipe(4);
+    let objective = Counted { noise: Noise::of(&recipe), made: Mutex::default() };
+    on_ranks(4, &recipe, |trainer| {
+        for _ in 0..STEPS {
+            trainer.train_step(&objective, FlipSampling::Skip).expect("finite");
+        }
+    });
+    let made = objective.made.into_inner().expect("no panic");
+    assert_eq!(made.len(), 8 * STEPS as usize);
+    assert!(made.values().all(|&times| times == 1), "{made:?}");
 }
 
 /// The micro-batches of [`Noise`], one of which holds a token that no other does.
