@@ -14,13 +14,14 @@ use sparse24_train::{
 
 use super::fixture::{self, Bits, Noise, STEPS, Validation, fst};
 
-/// FST and dropout, with eight micro-batches per step in so many replicas.
+/// FST, dropout and a moving average, with eight micro-batches per step in so many replicas.
 fn recipe(replicas: u32) -> Recipe {
     let number = |number| NonZeroU32::new(number).expect("not zero");
     Recipe {
         gradient_accumulation: GradientAccumulation::constant(number(8)),
         replicas: number(replicas),
         dropout: 0.25,
+        ema_decay: Some(0.75),
         ..fixture::recipe(fst(1e-2))
     }
 }

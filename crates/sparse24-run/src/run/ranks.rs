@@ -178,6 +178,7 @@ fn hashes(state: &ParameterState) -> impl Iterator<Item = (String, blake3::Hash)
         ("the weight", &state.weight),
         ("the first moment", &state.first_moment),
         ("the second moment", &state.second_moment),
+        ("the average", &state.average),
     ];
     let masks = [("the mask", &state.mask), ("the mask of dgrad", &state.dgrad_mask)];
     let floats = floats.map(|(what, values)| {

@@ -173,8 +173,8 @@ impl Trainer {
             variance_changes: floats(group, variance_changes)?,
         };
         for state in &mut states {
-            let ParameterState { weight, first_moment, second_moment, shape, .. } = state;
-            for values in [weight, first_moment, second_moment] {
+            let ParameterState { weight, first_moment, second_moment, average, shape, .. } = state;
+            for values in [weight, first_moment, second_moment, average] {
                 *values = floats(group, values)?;
             }
             for mask in [&mut state.mask, &mut state.dgrad_mask] {
