@@ -96,6 +96,14 @@ fn weights(size: &Size) -> Vec<Operation> {
         step(("adam_step", "adam"), &["adam_step"], 1..2, 30 * elements + mask),
         step(("sgd_step", "sgd"), &["sgd_step"], 1..2, 22 * elements + mask),
         step(("lion_step", "lion"), &["lion_step"], 1..2, 22 * elements + mask),
+        Operation::new(
+            ("moving_average", "moving_average"),
+            &["moving_average"],
+            shape,
+            [r, q, 1, 1],
+            [YES, NO, NO, NO],
+            12 * elements,
+        ),
     ];
     // The weight of the down layer.
     if size.width().is_some() {
