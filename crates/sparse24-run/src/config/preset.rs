@@ -74,8 +74,8 @@ const GPT2: &str = "the authors' code, thu-ml/2by4-pretrain-acc-examples (README
 const DEIT: &str = "Touvron et al. 2021, arXiv 2012.12877, table 9: AdamW 1e-3 to 1e-5, weight \
     decay 0.05, 300 epochs of ImageNet (1,281,167 images) in batches of 1024, 5 of them warm-up; \
     lambda of deit-tiny from table 2 of Hu et al. 2024, arXiv 2404.01847, which has none for \
-    deit-small; but the learning rate changes with every step instead of every epoch, and there is \
-    no moving average of weights";
+    deit-small; but the learning rate changes with every step instead of every epoch, and \
+    optimizer.ema_decay, 0.99996 there, is 0";
 
 /// All presets.
 pub const PRESETS: [Preset; 17] = [
@@ -180,7 +180,8 @@ pub const PRESETS: [Preset; 17] = [
             decay 0.5, 300 epochs of ImageNet (1,281,167 images) in batches of 2048, masks every \
             10 steps, no clipping; regularization of Touvron et al. 2021, arXiv 2012.12877; \
             lambda of its table; but the learning rate changes with every step instead of every \
-            epoch, and there is no moving average of weights",
+            epoch, and optimizer.ema_decay, which the code sets to 0.99996 and never evaluates, is \
+            0",
         corpus: Corpus::Named,
         build: deit_base,
     },
