@@ -216,6 +216,22 @@ impl Parameters {
         Ok(Handle { weight, gradient, number, pruned })
     }
 
+    /// Allocates a tensor of its shape beside each parameter, named after it and `what`.
+    ///
+    /// # Errors
+    /// Errors of the allocations.
+    pub(crate) fn beside(
+        &self,
+        backend: &mut dyn Backend,
+        what: &str,
+        region: Region,
+    ) -> Result<Vec<Tensor>, Error> {
+        let alloc = |Parameter { spec, weight, .. }: &Parameter| {
+            backend.alloc(&format!("{} {what}", spec.name), weight.shape, DType::F32, region)
+        };
+        self.iter().map(alloc).collect()
+    }
+
     /// Values that [`Self::initialize`] uploads.
     pub(super) fn add_constant(&mut self, to: Tensor, value: ConstantValue) {
         self.constants.push((to, value));

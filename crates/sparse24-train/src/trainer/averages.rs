@@ -7,7 +7,7 @@ use super::Recipe;
 use crate::{
     Error,
     backend::{
-        Backend, DType, Region, Tensor,
+        Backend, Region, Tensor,
         op::{Copy, MovingAverage},
     },
     nn::Parameters,
@@ -26,13 +26,10 @@ impl Averages {
         parameters: &Parameters,
         recipe: &Recipe,
     ) -> Result<Self, Error> {
-        let averaged = parameters.iter().filter(|_| recipe.ema_decay.is_some());
-        let averages = averaged.map(|parameter| {
-            let name = format!("{} average", parameter.spec.name);
-            backend.alloc(&name, parameter.weight.shape, DType::F32, Region::Moments)
-        });
-        let all = averages.collect::<Result<_, _>>()?;
-        Ok(Self { decay: recipe.ema_decay.unwrap_or_default(), all })
+        let Some(decay) = recipe.ema_decay else {
+            return Ok(Self { decay: 0.0, all: Vec::new() });
+        };
+        Ok(Self { decay, all: parameters.beside(backend, "average", Region::Moments)? })
     }
 
     pub(super) fn iter(&self) -> Copied<Iter<'_, Tensor>> {

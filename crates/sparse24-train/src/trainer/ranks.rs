@@ -15,7 +15,7 @@ use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
 use crate::{
     Error,
     backend::{
-        Backend, DType, PendingReport, Region, StepReport, Tensor,
+        Backend, PendingReport, Region, StepReport, Tensor,
         op::{Add, Copy},
     },
     group::{Group, misfit, to_bytes, to_floats},
@@ -41,14 +41,9 @@ pub(super) fn partial_sums(
     world: usize,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
     let levels = (recipe.replicas.get() / world as u32).ilog2();
-    let level = |_| {
-        let sums = parameters.iter().map(|parameter| {
-            let name = format!("{} partial sum of gradients", parameter.spec.name);
-            backend.alloc(&name, parameter.gradient.shape, DType::F32, Region::Gradients)
-        });
-        sums.collect()
-    };
-    (0..levels).map(level).collect()
+    (0..levels)
+        .map(|_| parameters.beside(backend, "partial sum of gradients", Region::Gradients))
+        .collect()
 }
 
 /// Losses of all micro-steps of a step, from all ranks.

@@ -6,7 +6,7 @@ use sparse24_core::phase::{has_settled, settling_window};
 use super::{Recipe, Trainer};
 use crate::{
     Error,
-    backend::{Backend, DType, Region, Tensor, op::Copy},
+    backend::{Backend, Region, Tensor, op::Copy},
     method::{Method, Until},
     nn::{Parameter, Parameters},
     optim::{Adam, AdamVariant, Optimizer, UpdateRule, bias_corrections},
@@ -22,12 +22,10 @@ impl Variances {
         parameters: &Parameters,
         method: &Method,
     ) -> Result<Self, Error> {
-        let watched = parameters.iter().filter(|_| method.watches_variance());
-        let copies = watched.map(|parameter| {
-            let name = format!("{} second moment before", parameter.spec.name);
-            backend.alloc(&name, parameter.weight.shape, DType::F32, Region::Moments)
-        });
-        Ok(Self(copies.collect::<Result<_, _>>()?))
+        if !method.watches_variance() {
+            return Ok(Self(Vec::new()));
+        }
+        Ok(Self(parameters.beside(backend, "second moment before", Region::Moments)?))
     }
 
     /// Copies the present second moments.
