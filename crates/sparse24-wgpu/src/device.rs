@@ -35,6 +35,8 @@ pub struct Device {
     /// By numbers of inputs and outputs.
     layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,
     buffers: Vec<Buffer>,
+    /// Words written since the driver was last waited for.
+    uploaded: usize,
     state: wgpu::Buffer,
     constants: Constants,
     /// Work that is not submitted yet.
@@ -95,7 +97,11 @@ impl Device {
             );
         }));
         let of_loss = Arc::clone(&failure);
-        device.set_device_lost_callback(move |_, message| first(&of_loss, Failure::Lost(message)));
+        device.set_device_lost_callback(move |_, message| {
+            // The driver gives a device up for want of memory for anything but a buffer.
+            let of_memory = message.to_lowercase().contains("out of memory");
+            first(&of_loss, if of_memory { Failure::Memory } else { Failure::Lost(message) });
+        });
         let state = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("step state"),
             size: STATE,
@@ -111,6 +117,7 @@ impl Device {
             pipelines: HashMap::new(),
             layouts: HashMap::new(),
             buffers: Vec::new(),
+            uploaded: 0,
             state,
             pending: Vec::new(),
             recording: None,
@@ -129,11 +136,11 @@ impl Device {
         Arrivals::new(&self.device, &self.queue)
     }
 
-    /// The largest matrix in bytes.
+    /// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
     #[must_use]
     pub fn largest(&self) -> u64 {
         let limits = self.device.limits();
-        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
+        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
     }
 
     /// Sets the numbers of the step that the following operations read.
@@ -163,7 +170,10 @@ impl Device {
             None => Ok(()),
             Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
             Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
-            Some(Failure::Memory) => Err(Error::Driver("out of memory".to_owned())),
+            Some(Failure::Memory) => {
+                let what = "the driver has none for queued work or copies".to_owned();
+                Err(Error::OutOfMemory { what, held: self.held_by_all() })
+            }
         }
     }
 
@@ -240,15 +250,6 @@ impl Device {
         }
         let (pipeline, layout) = (self.pipeline(kernel), self.layout(kernel));
         let slot = self.constants.take(&self.device, constants, self.recording.is_some());
-        let slot = match slot {
-            Some(slot) => slot,
-            None => {
-                self.submit()?;
-                let recording = self.recording.is_some();
-                let slot = self.constants.take(&self.device, constants, recording);
-                slot.expect("all slots are free after a submission")
-            }
-        };
         let entry =
             |binding: usize, resource| wgpu::BindGroupEntry { binding: binding as u32, resource };
         let of_constants = wgpu::BindingResource::Buffer(wgpu::BufferBinding {
@@ -299,7 +300,24 @@ fn described(info: &wgpu::AdapterInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::grid;
+    use super::{Device, Failure, grid};
+    use crate::{
+        Error,
+        kernels::{self, Kernel},
+        self_test,
+    };
+
+    /// The first adapter; none skips the test, unless `SPARSE24_REQUIRE_WGPU` is set.
+    fn open() -> Option<Device> {
+        match pollster::block_on(Device::request_untested(0)) {
+            Ok(device) => Some(device),
+            Err(error) if std::env::var_os("SPARSE24_REQUIRE_WGPU").is_none() => {
+                println!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 
     #[test]
     fn grids_fold() {
@@ -307,6 +325,60 @@ mod tests {
             let [x, y] = grid(groups).map(|n| n as usize);
             assert!(x <= 65535 && y <= 65535, "{groups}: {x} x {y}");
             assert!((groups..groups + y).contains(&(x * y)), "{groups}: {x} x {y}");
+        }
+    }
+
+    #[test]
+    fn failures_end_all_that_follows() {
+        let is_lost: fn(&Error) -> bool = |error| matches!(error, Error::Lost(_));
+        let cases: [(fn(&Device), fn(&Error) -> bool); 3] = [
+            (|device| device.device.destroy(), is_lost),
+            (
+                |device| *device.failure.lock().unwrap() = Some(Failure::Memory),
+                |error| matches!(error, Error::OutOfMemory { .. }),
+            ),
+            (
+                |device| *device.failure.lock().unwrap() = Some(Failure::Driver("x".to_owned())),
+                |error| *error == Error::Driver("x".to_owned()),
+            ),
+        ];
+        for (fail, is_expected) in cases {
+            let Some(mut device) = open() else { return };
+            let x = device.alloc("x", [2, 3], "test").unwrap();
+            device.upload(x, &[1; 6]).unwrap();
+            let copied = device.copy_out(&[x]).unwrap();
+            fail(&device);
+            // It had been submitted before; whether it still arrives is the driver's.
+            drop(copied.read());
+            let errors = [
+                device.upload(x, &[2; 6]).unwrap_err(),
+                device.alloc("y", [2, 3], "test").unwrap_err(),
+                device.download(x).unwrap_err(),
+                device.wait().unwrap_err(),
+            ];
+            assert!(errors.iter().all(is_expected), "{errors:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_results_are_named() {
+        let wrong: [(&'static Kernel, _); 4] = [
+            (&kernels::MASK_SEARCH, "masks"),
+            (&kernels::ROW_MASK_SEARCH, "masks"),
+            (&kernels::MVUE_COMPRESS, "sampled gradients"),
+            (&kernels::GEMM_FOURS, "products"),
+        ];
+        for (kernel, expected) in wrong {
+            let Some(mut device) = open() else { return };
+            // A kernel that writes nothing, in its place.
+            let source = format!("@compute @workgroup_size(64) fn {}() {{}}", kernel.name);
+            let nothing = Box::leak(Box::new(Kernel { source: source.leak(), ..*kernel }));
+            let pipeline = device.pipeline(nothing);
+            device.pipelines.insert(std::ptr::from_ref(kernel).addr(), pipeline);
+            match pollster::block_on(self_test::check(&mut device)) {
+                Err(Error::WrongResults { what, .. }) => assert_eq!(what, expected),
+                other => panic!("{}: {other:?}", kernel.name),
+            }
         }
     }
 }

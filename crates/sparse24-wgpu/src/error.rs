@@ -37,12 +37,10 @@ pub enum Error {
         limit: u64,
     },
     /// The device has no memory left.
-    #[error("out of GPU memory: {name} needs {bytes} bytes, and {held} bytes are already held")]
+    #[error("out of GPU memory: {what}, and {held} bytes are already held")]
     OutOfMemory {
-        /// Name of the matrix.
-        name: String,
-        /// Its size.
-        bytes: u64,
+        /// What there was no memory for.
+        what: String,
         /// The bytes that this device holds.
         held: u64,
     },

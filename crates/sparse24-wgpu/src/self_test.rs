@@ -39,7 +39,7 @@ impl Device {
 
 /// Compares masks and samples of 1024 tiles and 4096 groups with core's, and a product of integers,
 /// which f32 computes exactly, with the host's.
-async fn check(device: &mut Device) -> Result<(), Error> {
+pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.
     let stream = Stream::new(24, SITE, 0, 0);

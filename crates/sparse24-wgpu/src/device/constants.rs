@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 
-use super::memory::bytes;
+use super::{memory::bytes, queue::SUBMITTED};
 
 /// Bytes of a slot: the alignment that every device accepts.
 pub(super) const SLOT: u64 = 256;
-/// Slots of a page.
+/// Slots of a page, enough for a submission.
 const SLOTS: usize = 512;
+const _: () = assert!(SUBMITTED <= SLOTS);
 
 /// All pages.
 pub(super) struct Constants(Vec<Page>);
@@ -50,16 +51,15 @@ impl Constants {
         Self(vec![Page::new(device)])
     }
 
-    /// A slot with these constants; `None` where a submission has to free slots first.
+    /// A slot with these constants.
     pub(super) fn take(
         &mut self,
         device: &wgpu::Device,
         constants: &[u32],
         recorded: bool,
-    ) -> Option<Slot> {
+    ) -> Slot {
         let last = self.0.len() - 1;
         let page = match recorded {
-            false if self.0[0].used == SLOTS => return None,
             false => 0,
             true if last > 0 && self.0[last].used < SLOTS => last,
             true => {
@@ -73,7 +73,7 @@ impl Constants {
         of.bytes[offset..offset + constants.len()].copy_from_slice(&constants);
         of.used += 1;
         of.fresh.end = of.used;
-        Some(Slot { page, offset: offset as u32 })
+        Slot { page, offset: offset as u32 }
     }
 
     pub(super) fn page(&self, slot: Slot) -> &wgpu::Buffer {

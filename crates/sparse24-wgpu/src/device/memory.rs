@@ -1,8 +1,9 @@
 //! Allocation, and copies from and to the host.
 
-use std::sync::mpsc;
+use std::{ops::Range, sync::mpsc};
 
 use sparse24_core::Mask;
+use wgpu::BufferUsages;
 
 use super::{Device, Failure};
 use crate::{Error, Matrix, Tiles, error::check_shape};
@@ -22,13 +23,31 @@ impl Buffer {
 /// Values on their way to the host.
 pub struct Copied {
     device: wgpu::Device,
-    staging: Option<(wgpu::Buffer, Arrival)>,
+    stages: Vec<Stage>,
     submission: Option<wgpu::SubmissionIndex>,
-    /// Rows, columns and stride of each matrix, in order.
+    /// The matrices in order.
     parts: Vec<Matrix>,
 }
 
-type Arrival = mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>;
+/// Memory that the host can read.
+struct Stage {
+    memory: wgpu::Buffer,
+    arrival: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
+    pieces: Vec<Piece>,
+}
+
+/// Words of a matrix.
+#[derive(Debug, Clone, PartialEq)]
+struct Piece {
+    matrix: usize,
+    words: Range<usize>,
+}
+
+/// Words of a stage at most: a state may exceed what one buffer can hold.
+const STAGE: usize = 64 << 20;
+
+/// Words of uploads that may wait in the driver's memory.
+const UPLOADS: usize = 16 << 20;
 
 /// Little-endian bytes.
 pub(super) fn bytes(words: &[u32]) -> Vec<u8> {
@@ -40,6 +59,26 @@ fn span(m: Matrix) -> usize {
     if m.elements() == 0 { 0 } else { (m.shape[0] - 1) * m.stride + m.shape[1] }
 }
 
+/// Cuts matrices of as many words into stages of at most `most`.
+fn stages(lengths: &[usize], most: usize) -> Vec<Vec<Piece>> {
+    let (mut stages, mut free) = (Vec::<Vec<Piece>>::new(), 0);
+    for (matrix, &length) in lengths.iter().enumerate() {
+        let mut start = 0;
+        while start < length {
+            if free == 0 {
+                stages.push(Vec::new());
+                free = most;
+            }
+            let end = length.min(start + free);
+            let piece = Piece { matrix, words: start..end };
+            stages.last_mut().expect("one was pushed").push(piece);
+            free -= end - start;
+            start = end;
+        }
+    }
+    stages
+}
+
 impl Copied {
     /// Waits for the values: bits, rows packed. A browser must have
     /// [delivered](super::Arrivals::all) them.
@@ -47,32 +86,34 @@ impl Copied {
     /// # Errors
     /// [`Error::Lost`] if the device is gone; [`Error::Driver`] in a browser, before they arrived.
     pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
-        let Some((staging, arrival)) = self.staging else {
-            return Ok(vec![Vec::new(); self.parts.len()]);
-        };
+        let Self { device, stages, submission, parts } = self;
+        if stages.is_empty() {
+            return Ok(vec![Vec::new(); parts.len()]);
+        }
         let lost = |error: &dyn std::error::Error| Error::Lost(error.to_string());
-        let submission_index = self.submission;
-        self.device
-            .poll(wgpu::PollType::Wait { submission_index, timeout: None })
+        device
+            .poll(wgpu::PollType::Wait { submission_index: submission, timeout: None })
             .map_err(|error| lost(&error))?;
-        let mapped = if cfg!(target_family = "wasm") {
-            let early = |_| Error::Driver("a copy was read before it arrived".to_owned());
-            arrival.try_recv().map_err(early)?
-        } else {
-            arrival.recv().map_err(|error| lost(&error))?
-        };
-        mapped.map_err(|error| lost(&error))?;
-        let view = staging.get_mapped_range(..).map_err(|error| lost(&error))?;
-        let words = view.as_chunks::<4>().0;
-        let mut at = 0;
-        let read = |part: &Matrix| {
-            let of_part = &words[at..at + span(*part)];
-            at += of_part.len();
-            let rows = of_part.chunks(part.stride.max(1));
-            let rows = rows.flat_map(|row| &row[..part.shape[1]]);
-            rows.map(|&word| u32::from_le_bytes(word)).collect()
-        };
-        Ok(self.parts.iter().map(read).collect())
+        let mut read: Vec<_> = parts.iter().map(|&m| Vec::with_capacity(span(m))).collect();
+        for Stage { memory, arrival, pieces } in stages {
+            let mapped = if cfg!(target_family = "wasm") {
+                let early = |_| Error::Driver("a copy was read before it arrived".to_owned());
+                arrival.try_recv().map_err(early)?
+            } else {
+                arrival.recv().map_err(|error| lost(&error))?
+            };
+            mapped.map_err(|error| lost(&error))?;
+            let view = memory.get_mapped_range(..).map_err(|error| lost(&error))?;
+            let mut words = view.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word));
+            for Piece { matrix, words: range } in pieces {
+                read[matrix].extend(words.by_ref().take(range.len()));
+            }
+        }
+        for (m, words) in parts.iter().zip(&mut read).filter(|(m, _)| !m.is_contiguous()) {
+            let rows = words.chunks(m.stride.max(1));
+            *words = rows.flat_map(|row| &row[..m.shape[1]]).copied().collect();
+        }
+        Ok(read)
     }
 }
 
@@ -93,24 +134,26 @@ impl Device {
         if bytes > limit {
             return Err(Error::TooLarge { name, bytes, limit });
         }
-        let memory = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(&name),
-            size: bytes,
-            usage: wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        let mut failure = self.failure.lock().expect("no holder panics");
-        if matches!(*failure, Some(Failure::Memory)) {
-            *failure = None;
-            let held = self.buffers.iter().map(|buffer| buffer.memory.size()).sum();
-            return Err(Error::OutOfMemory { name, bytes, held });
-        }
-        drop(failure);
-        self.check()?;
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        let memory = self.create(&name, bytes, usage)?;
         self.buffers.push(Buffer { purpose, memory });
         Ok(Matrix { buffer: self.buffers.len() - 1, offset: 0, shape, stride: shape[1] })
+    }
+
+    /// A buffer, or the error that there is no memory for it.
+    fn create(&self, name: &str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer, Error> {
+        self.check()?;
+        let label = Some(name);
+        let descriptor = wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        // The driver refused this buffer alone: the device can still be used.
+        let refused = |failure: &mut Failure| matches!(failure, Failure::Memory);
+        if self.failure.lock().expect("no holder panics").take_if(refused).is_some() {
+            let held = self.held_by_all();
+            return Err(Error::OutOfMemory { what: format!("{name} needs {size} bytes"), held });
+        }
+        self.check()?;
+        Ok(buffer)
     }
 
     /// An empty mask of a `[rows, columns]` matrix.
@@ -125,6 +168,10 @@ impl Device {
         let tiles = Mask::empty(shape[0], shape[1])?.tiles().len();
         let words = self.alloc("mask", [1, tiles.div_ceil(2)], purpose)?;
         Ok(Tiles { words, shape })
+    }
+
+    pub(super) fn held_by_all(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.memory.size()).sum()
     }
 
     /// Bytes held for a purpose.
@@ -144,13 +191,22 @@ impl Device {
             return check_shape("upload", "host data", to.shape, host);
         }
         self.submit()?;
-        let rows = if to.is_contiguous() { from.len() } else { to.shape[1] };
-        let buffer = &self.buffers[to.buffer].memory;
-        for (i, row) in from.chunks(rows.max(1)).enumerate() {
-            let offset = 4 * (to.offset + i * to.stride) as u64;
-            self.queue.write_buffer(buffer, offset, &bytes(row));
+        let [length, step] = match to.is_contiguous() {
+            true => [UPLOADS; 2],
+            false => [to.shape[1], to.stride],
+        };
+        let buffer = self.buffers[to.buffer].memory.clone();
+        for (i, words) in from.chunks(length.max(1)).enumerate() {
+            self.queue.write_buffer(&buffer, 4 * (to.offset + i * step) as u64, &bytes(words));
+            self.uploaded += words.len();
+            if self.uploaded >= UPLOADS {
+                self.uploaded = 0;
+                // The driver keeps what was written until a later submission is done.
+                self.queue.submit([]);
+                self.wait()?;
+            }
         }
-        Ok(())
+        self.check()
     }
 
     /// Starts to copy matrices to the host as they are after the work so far.
@@ -158,39 +214,36 @@ impl Device {
     /// # Errors
     /// Failures of earlier work.
     pub fn copy_out(&mut self, from: &[Matrix]) -> Result<Copied, Error> {
-        let length: usize = from.iter().map(|&m| span(m)).sum();
-        let parts = from.to_vec();
-        if length == 0 {
-            let device = self.device.clone();
-            return Ok(Copied { device, staging: None, submission: None, parts });
-        }
         self.submit()?;
-        let staging = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("copy to the host"),
-            size: 4 * length as u64,
-            usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
-            mapped_at_creation: false,
-        });
+        let lengths: Vec<_> = from.iter().map(|&m| span(m)).collect();
         let mut encoder = self.device.create_command_encoder(&Default::default());
-        let mut at = 0;
-        for &m in from.iter().filter(|m| m.elements() > 0) {
-            let (source, length) = (&self.buffers[m.buffer].memory, 4 * span(m) as u64);
-            encoder.copy_buffer_to_buffer(source, 4 * m.offset as u64, &staging, at, length);
-            at += length;
+        let mut copied = Vec::new();
+        for pieces in stages(&lengths, STAGE) {
+            let words: usize = pieces.iter().map(|piece| piece.words.len()).sum();
+            let usage = BufferUsages::COPY_DST | BufferUsages::MAP_READ;
+            let memory = self.create("the copy to the host", 4 * words as u64, usage)?;
+            let mut at = 0;
+            for Piece { matrix, words } in &pieces {
+                let m = from[*matrix];
+                let (source, first) = (&self.buffers[m.buffer].memory, m.offset + words.start);
+                let bytes = 4 * words.len() as u64;
+                encoder.copy_buffer_to_buffer(source, 4 * first as u64, &memory, at, bytes);
+                at += bytes;
+            }
+            copied.push((memory, pieces));
         }
         let submission = Some(self.queue.submit([encoder.finish()]));
         self.check()?;
-        let (sender, arrival) = mpsc::channel();
-        staging.map_async(wgpu::MapMode::Read, .., move |mapped| {
-            // Nobody listens after a failed poll.
-            let _ = sender.send(mapped);
-        });
-        Ok(Copied {
-            device: self.device.clone(),
-            staging: Some((staging, arrival)),
-            submission,
-            parts,
-        })
+        let staged = |(memory, pieces): (wgpu::Buffer, _)| {
+            let (sender, arrival) = mpsc::channel();
+            memory.map_async(wgpu::MapMode::Read, .., move |mapped| {
+                // Nobody listens after a failed poll.
+                let _ = sender.send(mapped);
+            });
+            Stage { memory, arrival, pieces }
+        };
+        let stages = copied.into_iter().map(staged).collect();
+        Ok(Copied { device: self.device.clone(), stages, submission, parts: from.to_vec() })
     }
 
     /// Device to host: bits, rows packed.
@@ -223,5 +276,23 @@ impl Device {
     pub fn download_mask(&mut self, from: Tiles) -> Result<Mask, Error> {
         let words = self.download(from.words)?;
         Ok(from.mask(&words)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Piece, stages};
+
+    #[test]
+    fn matrices_are_cut_into_stages() {
+        let piece = |matrix, words| Piece { matrix, words };
+        assert_eq!(stages(&[], 4), [[]; 0]);
+        assert_eq!(stages(&[0, 4, 0], 4), [[piece(1, 0..4)]]);
+        let cut = [
+            vec![piece(0, 0..3), piece(1, 0..1)],
+            vec![piece(1, 1..5)],
+            vec![piece(1, 5..6), piece(2, 0..2)],
+        ];
+        assert_eq!(stages(&[3, 6, 2], 4), cut);
     }
 }

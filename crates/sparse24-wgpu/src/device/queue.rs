@@ -4,7 +4,7 @@ use super::Device;
 use crate::{Error, Matrix};
 
 /// Work that is submitted at once at most: a driver may end a submission that takes seconds.
-const SUBMITTED: usize = 128;
+pub(super) const SUBMITTED: usize = 128;
 
 /// One piece of work.
 #[derive(Clone)]

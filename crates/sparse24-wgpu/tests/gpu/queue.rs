@@ -51,6 +51,21 @@ fn work_is_in_order_and_copies_are_of_their_time() {
 }
 
 #[test]
+fn large_copies_are_staged() {
+    let Some(mut device) = open() else { return };
+    // 72 MB, more than uploads and, five times, copies hold at once.
+    let shape = [3, 6_000_001];
+    let values = Bits::Any.words(shape[0] * shape[1], 4);
+    let x = device.alloc("x", shape, "test").unwrap();
+    device.upload(x, &values).unwrap();
+    let last = sparse24_wgpu::Matrix { offset: 1, shape: [3, 6_000_000], ..x };
+    let copied = device.copy_out(&[x, x, x, last, x]).unwrap().read().unwrap();
+    assert!([0, 1, 2, 4].iter().all(|&i| copied[i] == values));
+    let rows = values.chunks(shape[1]);
+    assert!(copied[3].iter().eq(rows.flat_map(|row| &row[1..])));
+}
+
+#[test]
 fn recorded_work_is_done_again() {
     let Some(mut device) = open() else { return };
     let [x, y] = [0; 2].map(|_| device.alloc("x", [1, 8], "test").unwrap());
