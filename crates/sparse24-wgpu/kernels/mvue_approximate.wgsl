@@ -61,10 +61,29 @@ fn estimate(group: vec4<f32>, i: u32) -> f32 {
             for (var l = 0u; l < 4u; l += 1u) {
                 rest += select(a[l], 0.0, l == j);
             }
-            probability += a[j] / total * (a[i] / rest);
+            // Beside a far larger element, the others count as zero.
+            probability += a[j] / total * (a[i] / max(rest, 1.1754944e-38));
         }
     }
     return a[i] / max(probability, 1.1754944e-38);
+}
+
+// 2^n, or the nearest power that is a normal number.
+fn power(n: i32) -> f32 {
+    return bitcast<f32>(u32(clamp(n + 127, 1, 254)) << 23u);
+}
+
+// The bits of value 2^n: WGSL promises no subnormal numbers.
+fn raised(value: f32, n: i32) -> u32 {
+    let bits = bitcast<u32>(value);
+    let exponent = i32(bits >> 23u) + n;
+    if exponent >= 255 {
+        return INFINITY;
+    }
+    if exponent <= 0 {
+        return u32(round(value * power(n + 149)));
+    }
+    return (bits & 0x7fffffu) | (u32(exponent) << 23u);
 }
 
 @compute @workgroup_size(64)
@@ -113,16 +132,16 @@ fn mvue_approximate(
         let largest = max(max(a.x, a.y), max(a.z, a.w)) >> 23u;
         let down = 127u - min(largest, 127u);
         let up = max(largest, 127u) - 127u;
-        let scaled = select(a + splat(down << 23u) - splat(up << 23u), splat(0u), (a >> splat(23u))
-            + splat(100u) < splat(largest));
+        let normal = a + splat(down << 23u) - splat(up << 23u);
+        let subnormal = vec4<f32>(a) * power(i32(down) - 149);
+        let exponents = a >> splat(23u);
+        let scaled = select(
+            select(bitcast<vec4<f32>>(normal), subnormal, exponents == splat(0u)),
+            vec4<f32>(), exponents + splat(100u) < splat(largest),
+        );
         for (var at = 0u; at < 2u; at += 1u) {
             let i = select(first, second, at == 1u);
-            let value = bitcast<u32>(estimate(bitcast<vec4<f32>>(scaled), i));
-            let raised = (value >> 23u) + up + quartered;
-            let exponent = raised - min(down, raised);
-            let back = select((value & 0x7fffffu) | (min(exponent, 255u) << 23u), INFINITY,
-                exponent >= 255u);
-            y[i] = (x[i] & SIGN) | back;
+            y[i] = (x[i] & SIGN) | raised(estimate(scaled, i), i32(up + quartered) - i32(down));
         }
     }
     for (var i = 0u; i < 4u; i += 1u) {

@@ -87,23 +87,39 @@ fn blocks(check: fn(u64)) {
     });
 }
 
-/// Transposable masks, 62,500 tiles at a time.
+/// Ten million tiles of transposable masks, 62,500 at a time, ten million groups of row-wise and of
+/// column-wise masks, and the flips between them.
 fn ten_million_masks(block: u64) {
     let Some(mut device) = open() else { return };
     let shape = [1000, 1000];
     let w = device.alloc("w", shape, "test").unwrap();
-    let mask = device.alloc_tiles(shape, "test").unwrap();
+    let masks = KINDS.map(|_| device.alloc_tiles(shape, "test").unwrap());
+    let flips = device.alloc("flips", [1, 1], "test").unwrap();
     for seed in 160 * block..160 * (block + 1) {
         let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
         let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
         device.upload(w, &values).unwrap();
-        wgpu::search::mask_search(&mut device, w, MaskKind::Transposable, mask).unwrap();
+        // A tile has four groups.
+        let kinds = if seed % 4 == 0 { 0..3 } else { 0..1 };
+        for kind in kinds.clone() {
+            wgpu::search::mask_search(&mut device, w, KINDS[kind], masks[kind]).unwrap();
+        }
         device.submit().unwrap();
         let host = Array2::from_shape_vec((shape[0], shape[1]), floats(&values)).unwrap();
-        let expected = search::mask_search(host.view(), MaskKind::Transposable).unwrap();
-        let found = device.download_mask(mask).unwrap();
-        let at = found.tiles().iter().zip(expected.tiles()).position(|(a, b)| a != b);
-        assert_eq!(at, None, "a tile of {bits:?}, seed {seed}");
+        let mut expected = Vec::new();
+        for kind in kinds {
+            let mask = search::mask_search(host.view(), KINDS[kind]).unwrap();
+            let found = device.download_mask(masks[kind]).unwrap();
+            let at = found.tiles().iter().zip(mask.tiles()).position(|(a, b)| a != b);
+            assert_eq!(at, None, "a tile of {bits:?}, {:?}, seed {seed}", KINDS[kind]);
+            expected.push(mask);
+        }
+        for (number, pair) in expected.windows(2).enumerate() {
+            wgpu::elementwise::fill(&mut device, flips, 0).unwrap();
+            wgpu::flip::flip_count(&mut device, masks[number], masks[number + 1], flips).unwrap();
+            let count = flip_count(&pair[0], &pair[1]).unwrap();
+            assert_eq!(device.download(flips).unwrap(), [count as u32], "seed {seed}");
+        }
     }
 }
 
@@ -150,6 +166,37 @@ fn samples() {
     for (seed, shape) in [[1, 1], [3, 5], [4, 8], [17, 3], [70, 33]].into_iter().enumerate() {
         for bits in Bits::ALL {
             assert_samples(&mut device, shape, bits, seed as u64);
+        }
+    }
+}
+
+/// Values of the approximate estimator, of groups of any range too: within a few roundings, but for
+/// what is 2^-90 of the largest of its group.
+#[test]
+fn approximate_samples() {
+    let Some(mut device) = open() else { return };
+    let site = Site::new(Purpose::Mvue, 7);
+    let [p, r] = [400, 300];
+    for (seed, bits) in Bits::ALL.into_iter().enumerate() {
+        let values = bits.words(p * r, 1 << 34 | seed as u64);
+        let [dz, out] = [0; 2].map(|_| device.alloc("dz", [p, r], "test").unwrap());
+        device.upload(dz, &values).unwrap();
+        device.set_step(&STATE).unwrap();
+        wgpu::mvue::mvue_compress(&mut device, dz, Estimator::Approximate, site, out).unwrap();
+        let found = floats(&device.download(out).unwrap());
+        let host = Array2::from_shape_vec((p, r), floats(&values)).unwrap();
+        let sampled = mvue::compress(host.view(), Estimator::Approximate, STATE.stream(site));
+        let expected = sampled.unwrap().decode();
+        for (at, &found) in found.iter().enumerate() {
+            let (token, feature) = (at / r, at % r);
+            let expected = expected[[feature, token]];
+            let group = (token / 4 * 4..token / 4 * 4 + 4).map(|i| host[[i, feature]].abs());
+            let bound = 1e-5 * expected.abs() + 2f32.powi(-90) * group.fold(0.0, f32::max);
+            let agree = (found - expected).abs() <= bound
+                || found == expected
+                || found.is_nan() && expected.is_nan()
+                || found.abs().min(expected.abs()) > 3.4e38;
+            assert!(agree, "{bits:?}: element {at} is {found:e}, not {expected:e}");
         }
     }
 }
