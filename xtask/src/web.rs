@@ -9,6 +9,8 @@ use std::{
 use crate::{Result, output, root};
 
 const TARGET: &str = "wasm32-unknown-unknown";
+/// Bytes that a reader of the page downloads at most, compressed.
+const MOST: usize = 1_500_000;
 
 pub(crate) fn build() -> Result<ExitCode> {
     let root = root()?;
@@ -33,7 +35,12 @@ pub(crate) fn build() -> Result<ExitCode> {
         .replace("/*script*/", &script.replace("</script", "<\\/script"));
     let path = out.join("index.html");
     fs::write(&path, page)?;
-    println!("{}: {} bytes of wasm", path.display(), wasm.len());
+    let bound = out.join("page_bg.wasm");
+    let compressed = Command::new("gzip").args(["-9", "-c"]).arg(bound).output()?.stdout.len();
+    println!("{}: {} bytes of wasm, {compressed} compressed", path.display(), wasm.len());
+    if compressed > MOST {
+        return Err(format!("the wasm may have {MOST} bytes compressed").into());
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -135,8 +135,8 @@ pub enum Placement {
 pub struct BackendEntry {
     /// Its name.
     pub name: &'static str,
-    /// Where its buffers are.
-    pub placement: Placement,
+    /// Where the buffers of the GPU or adapter of this number are.
+    pub placement: fn(usize) -> Placement,
     /// Its capabilities, known without a device.
     pub capabilities: fn() -> Capabilities,
     /// How much memory it takes, known without a device.
@@ -150,7 +150,7 @@ pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cpu")]
     BackendEntry {
         name: "cpu",
-        placement: Placement::Host,
+        placement: |_| Placement::Host,
         capabilities: || Capabilities::unlimited("cpu"),
         footprint: || Box::new(cpu::CpuFootprint),
         open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))),
@@ -158,7 +158,7 @@ pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "cuda")]
     BackendEntry {
         name: "cuda",
-        placement: Placement::Device,
+        placement: |_| Placement::Device,
         capabilities: cuda::capabilities,
         footprint: || Box::new(cuda::CudaFootprint),
         open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
@@ -166,7 +166,7 @@ pub const BACKENDS: &[BackendEntry] = &[
     #[cfg(feature = "wgpu")]
     BackendEntry {
         name: "wgpu",
-        placement: Placement::Device,
+        placement: wgpu::placement,
         capabilities: wgpu::capabilities,
         footprint: || Box::new(wgpu::WgpuFootprint),
         open: |settings| Ok(Box::new(wgpu::WgpuBackend::open(settings)?)),

@@ -4,6 +4,7 @@ const set = (id, text) => { part(id).textContent = text; };
 // `?seed=` and, for tests, `?stop=`: the step after which the page pauses by itself.
 const asked = new URLSearchParams(location.search);
 const seed = Number(asked.get("seed") ?? 1337);
+const isSeed = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 32;
 let stop = Number(asked.get("stop") ?? Infinity);
 const losses = [], flips = [];
 let session, steps, masks, first, running = false, step = 0;
@@ -12,6 +13,9 @@ function problem(text) {
   part("problem").hidden = false;
   set("problem", text);
   set("status", "Stopped");
+  running = false;
+  set("run", "Start");
+  part("run").disabled = true;
 }
 
 // A polyline of [step, value] points with rounded limits.
@@ -142,6 +146,10 @@ async function describe() {
 }
 
 async function open(wasm) {
+  if (!isSeed) {
+    problem(`The address has seed=${asked.get("seed")}, which is no integer from 0 to ${2 ** 32 - 1}.`);
+    return;
+  }
   if (!navigator.gpu) {
     problem("This browser has no WebGPU here. Chrome and Edge from 113 on, Safari from 26 on and Firefox from 141 on " +
       "have it, some of them not on every system; the page must be a local file, or come from localhost or by https.");

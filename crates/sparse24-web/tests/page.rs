@@ -7,6 +7,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::Command,
+    slice::from_ref,
     sync::{Arc, Condvar, Mutex},
     thread,
 };
@@ -48,21 +49,34 @@ fn first_masks() -> Vec<u8> {
     packed(states.iter().filter_map(|state| state.mask.as_ref()))
 }
 
+#[test]
+fn the_hash_is_the_commands() {
+    // The test of `sparse24 eval` has the same.
+    let first = "9ca03c96ec17c8d48f717325c0c1959db6ece445af7f052e39adaa4fb0d88da3";
+    assert_eq!(hash(&first_masks()), first);
+}
+
 /// `cargo xtask web && cargo test --release -p sparse24-web -- --ignored --nocapture`. Screenshots
 /// are written to the folder `SPARSE24_PICTURES`, after as many steps as `SPARSE24_STEPS`.
 #[test]
 #[ignore = "needs Chromium and the built page"]
 fn the_page_trains_in_a_browser() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
-    let Some(browser) =
-        names.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
-    else {
-        println!("skipped: none of {names:?} is on the path");
-        return;
-    };
+    let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    let browser = names.into_iter().find(runs).expect("Chromium is on the path");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/index.html");
     let page = fs::read_to_string(page).expect("`cargo xtask web` built the page");
-    let (document, console) = visit(browser, &page, 20, &["--dump-dom".into()]);
+    let dump = OsString::from("--dump-dom");
+    let older = page.replace("<main>", "<main><script>delete Navigator.prototype.gpu</script>");
+    for (page, query, expected) in [
+        (&older, "stop=1", "This browser has no WebGPU here."),
+        (&page, "seed=-1", "The address has seed=-1, which is no integer"),
+    ] {
+        let (document, console) = visit(browser, page, query, 1, from_ref(&dump));
+        assert!(part(&document, "problem").starts_with(expected), "{document}");
+        assert_eq!((part(&document, "run"), console.lines().count()), ("Start", 1), "{console}");
+    }
+    let (document, console) = visit(browser, &page, "stop=10", 20, &[dump]);
     assert_eq!(console, "");
     let losses: Vec<f64> =
         part(&document, "record").split(' ').map(|loss| loss.parse().unwrap()).collect();
@@ -83,22 +97,31 @@ fn the_page_trains_in_a_browser() {
         let scheme = u8::from(scheme == "light");
         let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
         let size = format!("--window-size={width},1800");
-        let (_, console) = visit(browser, &page, steps, &[picture, scheme.into(), size.into()]);
+        let query = format!("stop={}", steps / 2);
+        let arguments = [picture, scheme.into(), size.into()];
+        let (_, console) = visit(browser, &page, &query, steps, &arguments);
         assert_eq!(console, "");
     }
 }
 
 /// The text of the element with this id in a dumped document.
 fn part<'a>(document: &'a str, id: &str) -> &'a str {
-    let (_, rest) = document.split_once(&format!("id=\"{id}\">")).expect(id);
+    let (_, rest) = document.split_once(&format!("id=\"{id}\"")).expect(id);
+    let (_, rest) = rest.split_once('>').expect(id);
     rest.split('<').next().expect(id)
 }
 
 /// Loads the page in a browser with software WebGPU and returns what it prints and its console,
-/// once the page has trained this many steps: an image that the server holds back until then delays
-/// the end of the loading. The page pauses by itself halfway; there the masks are saved, and the
-/// run is resumed, to be paused by its button.
-fn visit(browser: &str, page: &str, steps: u32, arguments: &[OsString]) -> (String, String) {
+/// once the page has trained this many steps or reports a problem: an image that the server holds back until then delays
+/// the end of the loading. Where the page pauses by itself, the masks are saved, and the run is
+/// resumed, to be paused by its button.
+fn visit(
+    browser: &str,
+    page: &str,
+    query: &str,
+    steps: u32,
+    arguments: &[OsString],
+) -> (String, String) {
     let watch = "<img src=\"/hold\" alt=\"\" hidden><script>
         const create = URL.createObjectURL;
         let saved;
@@ -129,7 +152,7 @@ fn visit(browser: &str, page: &str, steps: u32, arguments: &[OsString]) -> (Stri
     let page = page.replace("</body>", &watch.replace("STEPS", &steps.to_string()));
     let page = Arc::new(page);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("http://{}/?stop={}", listener.local_addr().unwrap(), steps / 2);
+    let address = format!("http://{}/?{query}", listener.local_addr().unwrap());
     let done = Arc::new((Mutex::new(false), Condvar::new()));
     thread::spawn(move || {
         for stream in listener.incoming() {

@@ -65,6 +65,16 @@ impl Device {
             .collect()
     }
 
+    /// Whether an adapter of this machine is its processor or an integrated GPU, whose buffers are
+    /// in main memory.
+    #[must_use]
+    pub fn is_in_main_memory(number: usize) -> bool {
+        pollster::block_on(adapters()).get(number).is_some_and(|adapter| {
+            let kind = adapter.get_info().device_type;
+            matches!(kind, wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::Cpu)
+        })
+    }
+
     /// Opens an adapter without testing it.
     ///
     /// # Errors

@@ -77,7 +77,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
-    let (host_bytes, memory) = (host_bytes(&estimate, backend.placement), machine::memory());
+    let placement = (backend.placement)(config.backend.gpu);
+    let (host_bytes, memory) = (host_bytes(&estimate, placement), machine::memory());
     let problem = memory.as_ref().and_then(|memory| memory.refuses(host_bytes));
     // Where memory is short, measuring would end the process.
     let time = match problem {

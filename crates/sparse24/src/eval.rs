@@ -119,6 +119,9 @@ struct Report {
     tokens: usize,
     #[serde(skip_serializing_if = "Scores::is_empty")]
     scores: Scores,
+    /// BLAKE3 of the masks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    masks: Option<String>,
     /// The corpus in words.
     #[serde(skip)]
     data: String,
@@ -148,7 +151,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let Report { run, step, phase, ema, loss, perplexity, tokens, scores, data } = &report;
+        let Report { run, step, phase, ema, loss, perplexity, tokens, scores, data, .. } = &report;
         let average = if *ema { ", moving average" } else { "" };
         let has_examples = perplexity.is_none();
         let perplexity = perplexity.map_or("-".to_owned(), |value| format!("{value:.2}"));
@@ -210,6 +213,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             return Err(Failure::new(Exit::Input, problem));
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
+        let masks = model.checkpoint.mask_hash().map(|hash| hash.to_hex().to_string());
         let mut trainer = model.into_trainer()?;
         let recipe = trainer.recipe();
         let size = recipe.batch.size;
@@ -249,6 +253,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             perplexity: matches!(data, RunData::Text(_) | RunData::Pairs(_)).then(|| loss.exp()),
             tokens: metrics.targets,
             scores,
+            masks,
             data: data.source().display().to_string(),
         })
     })

@@ -95,6 +95,17 @@ impl Checkpoint {
         self.weights.iter().find(|tensor| tensor.name == name)
     }
 
+    /// BLAKE3 of the masks in order, as their tiles in little-endian u16; none without masks.
+    #[must_use]
+    pub fn mask_hash(&self) -> Option<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        let tiles = self.masks.iter().flat_map(|(_, mask)| mask.tiles());
+        for tile in tiles {
+            hasher.update(&tile.to_le_bytes());
+        }
+        (!self.masks.is_empty()).then(|| hasher.finalize())
+    }
+
     /// All tensors, in the order of the files and within them.
     fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
         let floats = [

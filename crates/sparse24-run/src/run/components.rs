@@ -403,7 +403,7 @@ pub(super) fn trainer_in(
 ) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
-    let needed = host_bytes(&estimate(&recipe, backend)?, backend.placement);
+    let needed = host_bytes(&estimate(&recipe, backend)?, (backend.placement)(config.backend.gpu));
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
         return Err(Error::setting(
             "model",

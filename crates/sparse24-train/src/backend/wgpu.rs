@@ -19,7 +19,7 @@ use sparse24_wgpu::{
 use self::buffers::{Buffers, Scratch};
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Memory, Op, PendingCount, PendingReport, Region, StepReport, Tensor,
+    MaskId, Memory, Op, PendingCount, PendingReport, Placement, Region, StepReport, Tensor,
 };
 use crate::Error;
 
@@ -73,6 +73,13 @@ pub fn capabilities() -> Capabilities {
 #[must_use]
 pub fn adapters() -> Vec<String> {
     Gpu::adapters()
+}
+
+/// Where the buffers of an adapter are, by its number: processors and integrated GPUs have none but
+/// this machine's memory.
+#[must_use]
+pub fn placement(number: usize) -> Placement {
+    if Gpu::is_in_main_memory(number) { Placement::Host } else { Placement::Device }
 }
 
 impl WgpuBackend {

@@ -36,6 +36,15 @@ fn the_list_of_methods_names_every_choice_and_source() {
     }
 }
 
+/// The first masks of the quickstart, which the page of sparse24-web shows, too.
+#[test]
+fn eval_has_the_hash_of_masks() {
+    let place = Place::new();
+    place.answer("train --method ste --steps 1 --out one");
+    let first = "9ca03c96ec17c8d48f717325c0c1959db6ece445af7f052e39adaa4fb0d88da3";
+    assert_eq!(place.json("eval one --json --tokens 64")["masks"], first);
+}
+
 #[test]
 fn every_method_trains_resumes_and_exports() {
     let place = Place::new();
