@@ -37,34 +37,44 @@ fn of_query(task: u32, query: u32, keys: vec4<u32>, limit: u32, s: vec4<f32>, dp
     return array<vec4<f32>, 2>(p * factor, ds);
 }
 
-// Four queries and four keys.
-fn scores(task: u32, queries: vec4<u32>, keys: vec4<u32>, limit: u32) -> Scores {
+// Stages the columns of number n of dO and v, too.
+fn stage_both(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
+    stage_scores(n, j, task, first_query, first_key);
+    let row = n / 4u;
+    let at = j + 4u * (n % 4u);
+    let column = task % c.heads * c.width + last_four(at);
     let sequence = task / c.heads;
-    let column = task % c.heads * c.width;
-    let query = sequence * c.queries + min(queries, vec4<u32>(c.queries - 1u));
-    let key = sequence * c.keys + min(keys, vec4<u32>(c.keys - 1u));
-    let of_q = c.q_offset + column + query * c.q_stride;
-    let of_o = c.o_offset + column + query * c.o_stride;
-    let of_k = c.k_offset + column + key * c.k_stride;
-    let of_v = c.v_offset + column + key * c.v_stride;
+    let query = sequence * c.queries + min(first_query + row, c.queries - 1u);
+    let key = sequence * c.keys + min(first_key + row, c.keys - 1u);
+    let to = staged_at(row, n % 4u);
+    staged[OF_O + to] = o_four(c.o_offset + column + query * c.o_stride, at);
+    staged[OF_V + to] = v_four(c.v_offset + column + key * c.v_stride, at);
+}
+
+// Four queries and four keys, by their place among 32 of each.
+fn scores(
+    t: u32, task: u32, first_query: u32, first_key: u32, query_rows: u32, key_rows: u32, limit: u32,
+) -> Scores {
+    let of_queries = staged_rows(query_rows);
+    let of_keys = staged_rows(key_rows);
     var s = mat4x4<f32>();
     var dp = mat4x4<f32>();
-    for (var j = 0u; j < c.width; j += 4u) {
-        let k_j = mat4x4<f32>(
-            k_four(of_k.x + j, j), k_four(of_k.y + j, j), k_four(of_k.z + j, j), k_four(of_k.w + j, j),
-        );
-        s[0] += q_four(of_q.x + j, j) * k_j;
-        s[1] += q_four(of_q.y + j, j) * k_j;
-        s[2] += q_four(of_q.z + j, j) * k_j;
-        s[3] += q_four(of_q.w + j, j) * k_j;
-        let v_j = mat4x4<f32>(
-            v_four(of_v.x + j, j), v_four(of_v.y + j, j), v_four(of_v.z + j, j), v_four(of_v.w + j, j),
-        );
-        dp[0] += o_four(of_o.x + j, j) * v_j;
-        dp[1] += o_four(of_o.y + j, j) * v_j;
-        dp[2] += o_four(of_o.z + j, j) * v_j;
-        dp[3] += o_four(of_o.w + j, j) * v_j;
+    for (var j = 0u; j < c.width; j += 16u) {
+        workgroupBarrier();
+        stage_both(t, j, task, first_query, first_key);
+        stage_both(t + 64u, j, task, first_query, first_key);
+        workgroupBarrier();
+        add_products(0u, of_queries, OF_K, of_keys, &s);
+        add_products(OF_O, of_queries, OF_V, of_keys, &dp);
+        add_products(32u, of_queries, OF_K + 32u, of_keys, &s);
+        add_products(OF_O + 32u, of_queries, OF_V + 32u, of_keys, &dp);
+        add_products(64u, of_queries, OF_K + 64u, of_keys, &s);
+        add_products(OF_O + 64u, of_queries, OF_V + 64u, of_keys, &dp);
+        add_products(96u, of_queries, OF_K + 96u, of_keys, &s);
+        add_products(OF_O + 96u, of_queries, OF_V + 96u, of_keys, &dp);
     }
+    let queries = four(first_query + 4u * query_rows);
+    let keys = four(first_key + 4u * key_rows);
     let x = of_query(task, queries.x, keys, limit, s[0], dp[0]);
     let y = of_query(task, queries.y, keys, limit, s[1], dp[1]);
     let z = of_query(task, queries.z, keys, limit, s[2], dp[2]);
@@ -88,14 +98,12 @@ fn attention_dq(
     let column = task % c.heads * c.width;
     let rows = t / 8u;
     let lane = t % 8u;
-    let queries = four(first_query + 4u * rows);
     let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
     let end = visible(min(first_query + 31u, c.queries - 1u), limit);
     let k_at = c.k_offset + sequence * c.keys * c.k_stride + column;
     var sums = array<vec4<f32>, 16>();
     for (var first = 0u; first < end; first += 32u) {
-        let ds = transpose(scores(task, queries, four(first + 4u * lane), limit).ds);
-        workgroupBarrier();
+        let ds = transpose(scores(t, task, first_query, first, rows, lane, limit).ds);
         let to = 32u * lane + rows;
         first_tile[to] = ds[0];
         first_tile[to + 8u] = ds[1];
@@ -165,7 +173,6 @@ fn attention_dkv(
     let column = task % c.heads * c.width;
     let rows = t / 8u;
     let lane = t % 8u;
-    let keys = four(first_key + 4u * rows);
     let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
     let q_at = c.q_offset + sequence * c.queries * c.q_stride + column;
     let do_at = c.o_offset + sequence * c.queries * c.o_stride + column;
@@ -175,8 +182,7 @@ fn attention_dkv(
     var dk = array<vec4<f32>, 16>();
     var dv = array<vec4<f32>, 16>();
     for (var first = begin; first < end; first += 32u) {
-        let computed = scores(task, four(first + 4u * lane), keys, limit);
-        workgroupBarrier();
+        let computed = scores(t, task, first, first_key, lane, rows, limit);
         let to = 32u * lane + rows;
         first_tile[to] = computed.ds[0];
         first_tile[to + 8u] = computed.ds[1];

@@ -1,7 +1,7 @@
 // gemm: C[m,n] = A[m,k] B[k,n] + bias, or C += it
 // in   A, B f32, as gemm_singles or gemm_fours reads them; bias f32 [n]
 // out  C f32 [m,n], overwritten and never read, or added to
-// pre  a grid ceil(n/64) wide
+// pre  a grid ceil(n / (8 LANES)) wide
 // acc  f32, k ascending: one accumulator per element
 // ref  loops in f64
 
@@ -25,9 +25,10 @@ struct Constants {
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
-// Tiles of 16 along k and 64 along m or n, four elements of the latter together.
-var<workgroup> a_tile: array<vec4<f32>, 256>;
-var<workgroup> b_tile: array<vec4<f32>, 256>;
+// Tiles of 16 along k and 8 LANES along m or n, four elements of the latter together.
+const WIDTH: u32 = 2u * LANES;
+var<workgroup> a_tile: array<vec4<f32>, 16u * WIDTH>;
+var<workgroup> b_tile: array<vec4<f32>, 16u * WIDTH>;
 
 fn store(i: u32, j: u32, values: vec4<f32>) {
     if i >= c.m {
@@ -65,10 +66,10 @@ fn add_products(
     sums10: ptr<function, mat4x4<f32>>,
     sums11: ptr<function, mat4x4<f32>>,
 ) {
-    let x0 = a_tile[16u * k + row];
-    let x1 = a_tile[16u * k + row + 8u];
-    let y0 = b_tile[16u * k + column];
-    let y1 = b_tile[16u * k + column + 8u];
+    let x0 = a_tile[WIDTH * k + row];
+    let x1 = a_tile[WIDTH * k + row + LANES];
+    let y0 = b_tile[WIDTH * k + column];
+    let y1 = b_tile[WIDTH * k + column + LANES];
     (*sums00)[0] += x0.x * y0;
     (*sums00)[1] += x0.y * y0;
     (*sums00)[2] += x0.z * y0;
@@ -88,18 +89,19 @@ fn add_products(
 }
 
 // Four rows and four columns of each quarter of a tile for each invocation.
-@compute @workgroup_size(64)
+@compute @workgroup_size(LANES * LANES)
 fn gemm(
     @builtin(local_invocation_index) t: u32,
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let group = flat(id, groups, 1u);
-    let columns = (c.n + 63u) / 64u;
-    let first_row = group / columns * 64u;
-    let first_column = group % columns * 64u;
-    let row = t / 8u;
-    let column = t % 8u;
+    let side = 8u * LANES;
+    let columns = (c.n + side - 1u) / side;
+    let first_row = group / columns * side;
+    let first_column = group % columns * side;
+    let row = t / LANES;
+    let column = t % LANES;
     var sums00 = mat4x4<f32>();
     var sums01 = mat4x4<f32>();
     var sums10 = mat4x4<f32>();
@@ -128,7 +130,8 @@ fn gemm(
     let i = first_row + 4u * row;
     let j = first_column + 4u * column;
     store_four(i, j, sums00);
-    store_four(i, j + 32u, sums01);
-    store_four(i + 32u, j, sums10);
-    store_four(i + 32u, j + 32u, sums11);
+    let half = 4u * LANES;
+    store_four(i, j + half, sums01);
+    store_four(i + half, j, sums10);
+    store_four(i + half, j + half, sums11);
 }

@@ -32,22 +32,43 @@ fn turned(read: mat4x4<f32>, k: u32, k_step: u32) -> mat4x4<f32> {
     return of_k;
 }
 
-// An invocation has four k and four rows and columns. Neighbours store to neighbouring memory.
-fn fill(t: u32, first_row: u32, first_column: u32, first: u32) {
-    let of_k = t / 8u % 4u * 4u;
-    let of_i = t % 8u + t / 32u * 8u;
-    let k = first + of_k;
-    let at = places(c.a_offset, first_row + 4u * of_i, c.a_row, c.m, k, c.a_column);
-    let x = turned(mat4x4<f32>(a[at.x], a[at.y], a[at.z], a[at.w]), k, c.a_column);
-    let bt = places(c.b_offset, first_column + 4u * of_i, c.b_column, c.n, k, c.b_row);
-    let y = turned(mat4x4<f32>(b[bt.x], b[bt.y], b[bt.z], b[bt.w]), k, c.b_row);
-    let to = 16u * of_k + of_i;
+// Four k and four rows or columns, by a number below 8 LANES, as [k, rows or columns], both by
+// fours. Neighbours store to neighbouring memory.
+fn block(number: u32) -> vec2<u32> {
+    return vec2<u32>(number / LANES % 4u, number % LANES + number / (4u * LANES) * LANES);
+}
+
+fn fill_a(number: u32, first_row: u32, first: u32) {
+    let at = block(number);
+    let k = first + 4u * at.x;
+    let read = places(c.a_offset, first_row + 4u * at.y, c.a_row, c.m, k, c.a_column);
+    let x = turned(mat4x4<f32>(a[read.x], a[read.y], a[read.z], a[read.w]), k, c.a_column);
+    let to = 4u * WIDTH * at.x + at.y;
     a_tile[to] = x[0];
-    a_tile[to + 16u] = x[1];
-    a_tile[to + 32u] = x[2];
-    a_tile[to + 48u] = x[3];
+    a_tile[to + WIDTH] = x[1];
+    a_tile[to + 2u * WIDTH] = x[2];
+    a_tile[to + 3u * WIDTH] = x[3];
+}
+
+fn fill_b(number: u32, first_column: u32, first: u32) {
+    let at = block(number);
+    let k = first + 4u * at.x;
+    let read = places(c.b_offset, first_column + 4u * at.y, c.b_column, c.n, k, c.b_row);
+    let y = turned(mat4x4<f32>(b[read.x], b[read.y], b[read.z], b[read.w]), k, c.b_row);
+    let to = 4u * WIDTH * at.x + at.y;
     b_tile[to] = y[0];
-    b_tile[to + 16u] = y[1];
-    b_tile[to + 32u] = y[2];
-    b_tile[to + 48u] = y[3];
+    b_tile[to + WIDTH] = y[1];
+    b_tile[to + 2u * WIDTH] = y[2];
+    b_tile[to + 3u * WIDTH] = y[3];
+}
+
+// With 8 LANES invocations each fills both tiles; with twice as many, one of the two.
+fn fill(t: u32, first_row: u32, first_column: u32, first: u32) {
+    let number = t % (8u * LANES);
+    if LANES == 8u || t < 8u * LANES {
+        fill_a(number, first_row, first);
+    }
+    if LANES == 8u || t >= 8u * LANES {
+        fill_b(number, first_column, first);
+    }
 }

@@ -1,4 +1,4 @@
-// gemm_singles: tiles of A and B of any strides, one element at a time
+// gemm_singles: tiles of A and B of any strides, one element at a time, of 64 rows or columns
 
 @group(0) @binding(2) var<storage, read> a: array<f32>;
 @group(0) @binding(3) var<storage, read> b: array<f32>;

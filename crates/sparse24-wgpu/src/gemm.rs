@@ -7,8 +7,12 @@ use sparse24_core::op::Accumulate;
 
 use crate::{Device, Error, Matrix, error::check_shape, kernels};
 
-/// Rows and columns of the part of C that a workgroup computes.
+/// Rows and columns of the part of C that a workgroup computes. The larger tile reads less, but
+/// needs enough parts to occupy a GPU; the bits are the same.
 const TILE: usize = 64;
+const LARGE_TILE: usize = 128;
+/// Large tiles that occupy any GPU of today.
+const ENOUGH: usize = 256;
 
 /// Steps in elements from one row and one column of an operand to the next.
 fn steps(m: Matrix, transposed: Transposed) -> [u32; 3] {
@@ -58,10 +62,13 @@ fn gemm(
         u32::from(accumulate == Accumulate::Add),
     ];
     let constants = [&sizes[..], &steps(a, of_a), &steps(b, of_b), &rest].concat();
-    let groups = m.div_ceil(TILE) * n.div_ceil(TILE);
-    let fours = a.has_fours() && b.has_fours();
-    let kernel = if fours { &kernels::GEMM_FOURS } else { &kernels::GEMM };
-    device.run(kernel, [a, b, bias.unwrap_or(b), out], &constants, groups)
+    let groups = |tile| m.div_ceil(tile) * n.div_ceil(tile);
+    let (kernel, tile) = match a.has_fours() && b.has_fours() {
+        false => (&kernels::GEMM, TILE),
+        true if groups(LARGE_TILE) < ENOUGH => (&kernels::GEMM_FOURS, TILE),
+        true => (&kernels::GEMM_LARGE, LARGE_TILE),
+    };
+    device.run(kernel, [a, b, bias.unwrap_or(b), out], &constants, groups(tile))
 }
 
 /// Z = X W^T + b: x `[p, q]`, w `[r, q]`, bias `[1, r]`, z `[p, r]`.

@@ -7,6 +7,7 @@ use sparse24_core::philox::{Purpose, Site, Stream};
 use sparse24_wgpu::{Device, Error};
 
 mod discrete;
+mod products;
 mod queue;
 
 /// The first adapter.

@@ -1,0 +1,38 @@
+//! Products of integers, which f32 computes exactly, by every tile.
+
+use ndarray::Array2;
+use sparse24_core::op::Accumulate;
+use sparse24_wgpu::gemm;
+
+use crate::{Bits, open};
+
+/// Products of single elements, of fours, and of fours by the larger tile.
+#[test]
+fn products_of_integers() {
+    for [p, q, r] in [[1, 1, 1], [3, 5, 7], [64, 16, 64], [132, 20, 68], [2052, 12, 2044]] {
+        let Some(mut device) = open() else { return };
+        let mut given = |shape: [usize; 2], seed| {
+            let words = Bits::Any.words(shape[0] * shape[1], seed);
+            let values = words.into_iter().map(|word| (word % 17) as f32 - 8.0).collect();
+            let values = Array2::from_shape_vec(shape, values).unwrap();
+            let bits: Vec<u32> = values.iter().map(|x: &f32| x.to_bits()).collect();
+            let matrix = device.alloc("operand", shape, "test").unwrap();
+            device.upload(matrix, &bits).unwrap();
+            (matrix, values)
+        };
+        let [(x, xs), (w, ws), (dz, dzs), (bias, biases)] =
+            [given([p, q], 1), given([r, q], 2), given([p, r], 3), given([1, r], 4)];
+        let [(z, _), (dx, _), (dw, dws)] = [given([p, r], 5), given([p, q], 6), given([r, q], 7)];
+        gemm::linear_forward(&mut device, x, w, Some(bias), z).unwrap();
+        gemm::linear_dgrad(&mut device, dz, w, dx).unwrap();
+        gemm::linear_wgrad(&mut device, dz, x, dw, Accumulate::Add).unwrap();
+        for (what, found, expected) in [
+            ("forward", z, xs.dot(&ws.t()) + &biases),
+            ("dgrad", dx, dzs.dot(&ws)),
+            ("wgrad", dw, dzs.t().dot(&xs) + &dws),
+        ] {
+            let found = device.download(found).unwrap().into_iter().map(f32::from_bits);
+            assert!(found.eq(expected), "{what} of {p} x {q} x {r}");
+        }
+    }
+}
