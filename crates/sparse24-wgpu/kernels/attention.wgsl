@@ -1,8 +1,8 @@
 // What the kernels of attention share: geometry, visibility, dropout.
 //
 // A workgroup of 64 has 32 rows of one head, and 32 of the other operand at a time. An invocation
-// has four of each: 4x4 scores, from 16 columns at a time. Of the output, it has four columns in
-// every 32, at most 128, of its four rows, in registers.
+// has four of each: 4x4 scores. Of the output, it has four columns in every 32, at most 128, of its
+// four rows, in registers.
 
 struct Constants {
     q_offset: u32,
@@ -46,36 +46,6 @@ struct Constants {
 // The numbers of each row of the other operand for each four rows.
 var<workgroup> first_tile: array<vec4<f32>, 256>;
 var<workgroup> second_tile: array<vec4<f32>, 256>;
-
-// Sixteen columns of 32 rows of each of q and k, and of dO and v in the backward pass.
-var<workgroup> staged: array<vec4<f32>, 512>;
-const OF_K: u32 = 128u;
-const OF_O: u32 = 256u;
-const OF_V: u32 = 384u;
-
-// Where a row's four columns of this part of the sixteen are. Eight rows in steps of four lie in
-// different banks, and so do eight neighbours.
-fn staged_at(row: u32, part: u32) -> u32 {
-    return 32u * part + 8u * (row % 4u) + ((row / 4u) ^ (2u * (row % 4u)));
-}
-
-// Where four rows from 4 `rows` on are, in part 0.
-fn staged_rows(rows: u32) -> vec4<u32> {
-    return vec4<u32>(rows, 8u + (rows ^ 2u), 16u + (rows ^ 4u), 24u + (rows ^ 6u));
-}
-
-// Adds the products of four rows of each of two operands over a part of their columns.
-fn add_products(
-    x: u32, x_rows: vec4<u32>, y: u32, y_rows: vec4<u32>, sums: ptr<function, mat4x4<f32>>,
-) {
-    let y_part = mat4x4<f32>(
-        staged[y + y_rows.x], staged[y + y_rows.y], staged[y + y_rows.z], staged[y + y_rows.w],
-    );
-    (*sums)[0] += staged[x + x_rows.x] * y_part;
-    (*sums)[1] += staged[x + x_rows.y] * y_part;
-    (*sums)[2] += staged[x + x_rows.z] * y_part;
-    (*sums)[3] += staged[x + x_rows.w] * y_part;
-}
 
 fn four(first: u32) -> vec4<u32> {
     return vec4<u32>(first, first + 1u, first + 2u, first + 3u);
@@ -139,19 +109,6 @@ fn v_four(place: u32, j: u32) -> vec4<f32> {
 // The last multiple of four up to j that is a column.
 fn last_four(j: u32) -> u32 {
     return min(j, (c.width - 1u) / 4u * 4u);
-}
-
-// Stages the columns of number n of a query and a key, of the sixteen from j on.
-fn stage_scores(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
-    let row = n / 4u;
-    let at = j + 4u * (n % 4u);
-    let column = task % c.heads * c.width + last_four(at);
-    let sequence = task / c.heads;
-    let query = sequence * c.queries + min(first_query + row, c.queries - 1u);
-    let key = sequence * c.keys + min(first_key + row, c.keys - 1u);
-    let to = staged_at(row, n % 4u);
-    staged[to] = q_four(c.q_offset + column + query * c.q_stride, at);
-    staged[OF_K + to] = k_four(c.k_offset + column + key * c.k_stride, at);
 }
 
 // Four successive columns of the first tile, four rows each.

@@ -12,7 +12,37 @@
 @group(0) @binding(8) var<storage, read> lengths: array<u32>;
 @group(0) @binding(9) var<storage, read_write> gradient: array<f32>;
 
-// The same of dO.
+// Sixteen columns of 32 rows of each of q, k, dO and v.
+var<workgroup> staged: array<vec4<f32>, 512>;
+const OF_K: u32 = 128u;
+const OF_O: u32 = 256u;
+const OF_V: u32 = 384u;
+
+// Where a row's four columns of this part of the sixteen are. Eight rows in steps of four lie in
+// different banks, and so do eight neighbours.
+fn staged_at(row: u32, part: u32) -> u32 {
+    return 32u * part + 8u * (row % 4u) + ((row / 4u) ^ (2u * (row % 4u)));
+}
+
+// Where four rows from 4 `rows` on are, in part 0.
+fn staged_rows(rows: u32) -> vec4<u32> {
+    return vec4<u32>(rows, 8u + (rows ^ 2u), 16u + (rows ^ 4u), 24u + (rows ^ 6u));
+}
+
+// Adds the products of four rows of each of two operands over a part of their columns.
+fn add_products(
+    x: u32, x_rows: vec4<u32>, y: u32, y_rows: vec4<u32>, sums: ptr<function, mat4x4<f32>>,
+) {
+    let y_part = mat4x4<f32>(
+        staged[y + y_rows.x], staged[y + y_rows.y], staged[y + y_rows.z], staged[y + y_rows.w],
+    );
+    (*sums)[0] += staged[x + x_rows.x] * y_part;
+    (*sums)[1] += staged[x + x_rows.y] * y_part;
+    (*sums)[2] += staged[x + x_rows.z] * y_part;
+    (*sums)[3] += staged[x + x_rows.w] * y_part;
+}
+
+// Four columns from j on of a row of dO.
 fn o_four(place: u32, j: u32) -> vec4<f32> {
     let at = parts_at(place);
     return inside(joined(d_o[at.x], d_o[at.y], d_o[at.z], d_o[at.w]), j);
@@ -37,9 +67,8 @@ fn of_query(task: u32, query: u32, keys: vec4<u32>, limit: u32, s: vec4<f32>, dp
     return array<vec4<f32>, 2>(p * factor, ds);
 }
 
-// Stages the columns of number n of dO and v, too.
-fn stage_both(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
-    stage_scores(n, j, task, first_query, first_key);
+// Stages the columns of number n of a query and a key, of the sixteen from j on.
+fn stage(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
     let row = n / 4u;
     let at = j + 4u * (n % 4u);
     let column = task % c.heads * c.width + last_four(at);
@@ -47,6 +76,8 @@ fn stage_both(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
     let query = sequence * c.queries + min(first_query + row, c.queries - 1u);
     let key = sequence * c.keys + min(first_key + row, c.keys - 1u);
     let to = staged_at(row, n % 4u);
+    staged[to] = q_four(c.q_offset + column + query * c.q_stride, at);
+    staged[OF_K + to] = k_four(c.k_offset + column + key * c.k_stride, at);
     staged[OF_O + to] = o_four(c.o_offset + column + query * c.o_stride, at);
     staged[OF_V + to] = v_four(c.v_offset + column + key * c.v_stride, at);
 }
@@ -61,8 +92,8 @@ fn scores(
     var dp = mat4x4<f32>();
     for (var j = 0u; j < c.width; j += 16u) {
         workgroupBarrier();
-        stage_both(t, j, task, first_query, first_key);
-        stage_both(t + 64u, j, task, first_query, first_key);
+        stage(t, j, task, first_query, first_key);
+        stage(t + 64u, j, task, first_query, first_key);
         workgroupBarrier();
         add_products(0u, of_queries, OF_K, of_keys, &s);
         add_products(OF_O, of_queries, OF_V, of_keys, &dp);

@@ -70,30 +70,36 @@ fn attention_forward(
         visible(queries.w, limit),
     );
     let end = visible(min(first_query + 31u, c.queries - 1u), limit);
-    let of_queries = staged_rows(rows);
-    let of_keys = staged_rows(lane);
+    let q_at = c.q_offset + (sequence * c.queries + queries) * c.q_stride + column;
+    let k_at = c.k_offset + sequence * c.keys * c.k_stride + column;
     let v_at = c.v_offset + sequence * c.keys * c.v_stride + column;
     var sums = array<vec4<f32>, 16>();
     var maximum = vec4<f32>(LEAST);
     var sum = vec4<f32>();
     for (var first = 0u; first < end; first += 32u) {
         let keys = four(first + 4u * lane);
-        var s = mat4x4<f32>();
-        for (var j = 0u; j < c.width; j += 16u) {
-            workgroupBarrier();
-            stage_scores(t, j, task, first_query, first);
-            stage_scores(t + 64u, j, task, first_query, first);
-            workgroupBarrier();
-            add_products(0u, of_queries, OF_K, of_keys, &s);
-            add_products(32u, of_queries, OF_K + 32u, of_keys, &s);
-            add_products(64u, of_queries, OF_K + 64u, of_keys, &s);
-            add_products(96u, of_queries, OF_K + 96u, of_keys, &s);
+        let of_k = k_at + min(keys, vec4<u32>(c.keys - 1u)) * c.k_stride;
+        var x = vec4<f32>();
+        var y = vec4<f32>();
+        var z = vec4<f32>();
+        var w = vec4<f32>();
+        for (var j = 0u; j < c.width; j += 4u) {
+            let k_j = mat4x4<f32>(
+                k_four(of_k.x + j, j),
+                k_four(of_k.y + j, j),
+                k_four(of_k.z + j, j),
+                k_four(of_k.w + j, j),
+            );
+            x += q_four(q_at.x + j, j) * k_j;
+            y += q_four(q_at.y + j, j) * k_j;
+            z += q_four(q_at.z + j, j) * k_j;
+            w += q_four(q_at.w + j, j) * k_j;
         }
         let least = vec4<f32>(LEAST);
-        var x = select(least, s[0] * c.scale, keys < vec4<u32>(seen.x));
-        var y = select(least, s[1] * c.scale, keys < vec4<u32>(seen.y));
-        var z = select(least, s[2] * c.scale, keys < vec4<u32>(seen.z));
-        var w = select(least, s[3] * c.scale, keys < vec4<u32>(seen.w));
+        x = select(least, x * c.scale, keys < vec4<u32>(seen.x));
+        y = select(least, y * c.scale, keys < vec4<u32>(seen.y));
+        z = select(least, z * c.scale, keys < vec4<u32>(seen.z));
+        w = select(least, w * c.scale, keys < vec4<u32>(seen.w));
         let most = vec4<f32>(largest(x), largest(y), largest(z), largest(w));
         let next = max(maximum, row_max(t, most));
         x = select(vec4<f32>(), exp_four(x - next.x), keys < vec4<u32>(seen.x));
