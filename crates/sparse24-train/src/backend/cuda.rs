@@ -17,18 +17,20 @@ use sparse24_cuda::{
 
 use self::{
     buffers::Buffers,
+    exchange::Connection,
     graph::{Captured, Writes},
     plans::SparsePlans,
 };
 use super::{
-    Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Op, Plans, Region, StepReport, Tensor, op::DenseOp,
+    Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId, Launches, Limit,
+    MaskId, Op, Plans, Region, StepReport, Tensor, op::DenseOp, reduce,
 };
-use crate::Error;
+use crate::{Error, group::Group};
 
 mod buffers;
 mod dense;
 mod error;
+mod exchange;
 mod footprint;
 mod graph;
 mod memory;
@@ -58,6 +60,9 @@ pub struct CudaBackend {
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+    exchange: Exchange,
+    /// Dropped before the GPU, which waits for its transfers.
+    connection: Option<Connection>,
     /// Declared last, so that it outlives what it owns.
     gpu: Gpu,
 }
@@ -162,6 +167,8 @@ impl CudaBackend {
             writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
+            exchange: settings.exchange,
+            connection: None,
             gpu,
         })
     }
@@ -241,6 +248,21 @@ impl Backend for CudaBackend {
         Ok(distance::l1_distance(&mut self.gpu, a, b, self.distances)?)
     }
 
+    fn connect(
+        &mut self,
+        gradients: &[Tensor],
+        group: &mut dyn Group,
+    ) -> Result<Option<String>, Error> {
+        self.connect_gpus(gradients, group).map(Some)
+    }
+
+    fn reduce(&mut self, gradients: &[Tensor], group: &mut dyn Group) -> Result<(), Error> {
+        match &mut self.connection {
+            Some(connection) => connection.reduce(&mut self.gpu, &self.buffers, gradients),
+            None => reduce::sum(self, gradients, group),
+        }
+    }
+
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
         // Losses and health side by side, so that the host waits once.
         let (losses, health) = (self.buffers.floats(losses).as_bytes(), self.health.as_bytes());
@@ -250,6 +272,9 @@ impl Backend for CudaBackend {
         let to_health = report.columns(rows * columns..rows * columns + words);
         self.gpu.copy(losses, to_losses.rectangle(0, [rows, columns], columns))?;
         self.gpu.copy(health, to_health)?;
+        if let Some(connection) = &mut self.connection {
+            connection.wait(&self.gpu)?;
+        }
         let bytes = self.gpu.download(report)?;
         let word = |four: &[u8]| u32::from_le_bytes(four.try_into().expect("four bytes"));
         let mut words = bytes.chunks_exact(4).map(word);

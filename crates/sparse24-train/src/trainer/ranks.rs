@@ -98,6 +98,16 @@ impl Trainer {
             .try_for_each(|(parameter, &to)| backend.run(Copy { from: parameter.gradient, to }))
     }
 
+    /// Prepares the exchange of gradients between the ranks; see [`Backend::connect`].
+    ///
+    /// # Errors
+    /// Errors of [`Backend::connect`].
+    pub fn connect(&mut self) -> Result<Option<String>, Error> {
+        let Self { backend, allocated: Allocated { parameters, .. }, group, .. } = self;
+        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
+        backend.connect(&gradients, &mut **group)
+    }
+
     /// Sums the gradients over all ranks and gathers the losses of the micro-steps, of which the
     /// first `rows` are this rank's, and their `targets`; none with one rank.
     pub(super) fn reduce(
@@ -109,7 +119,11 @@ impl Trainer {
         if group.world() == 1 {
             return Ok(None);
         }
-        let own = backend.download(losses.first_rows(rows))?;
+        // Read while the gradients travel, so that the device need not wait for the host.
+        let own = backend.copy_out(&[losses.first_rows(rows)], Vec::new())?;
+        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
+        backend.reduce(&gradients, &mut **group)?;
+        let own = own()?.concat();
         let counts = targets.iter().map(|&targets| targets as f32);
         let own: Vec<f32> = own.into_iter().chain(counts).collect();
         let all = group.all_gather(&to_bytes(&own))?;
@@ -122,8 +136,6 @@ impl Trainer {
             shared.losses.extend(losses);
             targets.extend(counts.iter().map(|&targets| targets as usize));
         }
-        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
-        backend.reduce(&gradients, &mut **group)?;
         Ok(Some(shared))
     }
 
