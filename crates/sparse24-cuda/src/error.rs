@@ -155,8 +155,10 @@ pub enum Error {
         required: [i32; 2],
     },
     /// A call of NCCL failed, or an earlier transfer did.
-    #[error("{what}: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for details, or set \
-        backend.exchange to \"tcp\"")]
+    #[error(
+        "{what}: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for details, or set \
+        backend.exchange to \"tcp\""
+    )]
     Nccl {
         /// The call.
         what: String,

@@ -1,7 +1,5 @@
 //! The cost of a run before it runs: its model on a backend that only counts.
 
-use std::num::NonZeroU32;
-
 use crate::{
     Error,
     backend::{
@@ -56,7 +54,8 @@ impl Estimate {
 }
 
 /// The cost of a recipe on a backend, for one rank: one micro-batch of its sparse phase, if it has
-/// one. The memory for the exchange of gradients is that of as many ranks as replicas.
+/// one. One of several ranks takes less: what it receives from the others is smaller than the
+/// partial sums that it need not hold.
 ///
 /// # Errors
 /// Errors of the allocations: sparsifiable shapes must consist of 4x4 tiles.
@@ -83,11 +82,6 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     let (table, decay) = (allocated.sparse_table, recipe.method.decay);
     pass.run(GradNorm { table })?;
     pass.run(OptimizerStep { table, optimizer: &recipe.optimizer, decay })?;
-
-    if recipe.replicas > NonZeroU32::MIN {
-        let gradients: Vec<_> = allocated.parameters.iter().map(|p| p.gradient).collect();
-        counter.connect(&gradients, recipe.replicas.get() as usize);
-    }
 
     let elements = |count: usize| count as u64;
     let parameters = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();

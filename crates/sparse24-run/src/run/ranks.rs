@@ -106,11 +106,7 @@ pub(super) fn set_up(
 }
 
 /// The part of the set-up that is the same on all ranks.
-fn settle(
-    data: &RunData,
-    trainer: &mut Trainer,
-    has_state: bool,
-) -> Result<Option<String>, Error> {
+fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Option<String>, Error> {
     let backend = trainer.backend();
     let device = backend.plans().remove(PLANNED_ON);
     let simd = || format!("{} ({})", backend.device().backend, sparse24_cpu::Simd::detect());

@@ -12,18 +12,18 @@ use half::bf16;
 use sparse24_core::op::StepState;
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, attention, compressed::Compressed,
-    distance, dropout, flip, gemm, health::Health, norm, optimizer, profile::Profile, spmm24,
+    distance, dropout, flip, gemm, health::Health, nccl::Communicator, norm, optimizer,
+    profile::Profile, spmm24,
 };
 
 use self::{
     buffers::Buffers,
-    exchange::Connection,
     graph::{Captured, Writes},
     plans::SparsePlans,
 };
 use super::{
-    Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId, Launches, Limit,
-    MaskId, Op, Plans, Region, StepReport, Tensor, op::DenseOp, reduce,
+    Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId,
+    Launches, Limit, MaskId, Op, Plans, Region, Stage, StepReport, Tensor, op::DenseOp, reduce,
 };
 use crate::{Error, group::Group};
 
@@ -62,7 +62,7 @@ pub struct CudaBackend {
     scratch: Scratch,
     exchange: Exchange,
     /// Dropped before the GPU, which waits for its transfers.
-    connection: Option<Connection>,
+    communicator: Option<Communicator>,
     /// Declared last, so that it outlives what it owns.
     gpu: Gpu,
 }
@@ -168,7 +168,7 @@ impl CudaBackend {
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
             exchange: settings.exchange,
-            connection: None,
+            communicator: None,
             gpu,
         })
     }
@@ -248,18 +248,14 @@ impl Backend for CudaBackend {
         Ok(distance::l1_distance(&mut self.gpu, a, b, self.distances)?)
     }
 
-    fn connect(
-        &mut self,
-        gradients: &[Tensor],
-        group: &mut dyn Group,
-    ) -> Result<Option<String>, Error> {
-        self.connect_gpus(gradients, group).map(Some)
+    fn connect(&mut self, group: &mut dyn Group) -> Result<Option<String>, Error> {
+        self.connect_gpus(group).map(Some)
     }
 
-    fn reduce(&mut self, gradients: &[Tensor], group: &mut dyn Group) -> Result<(), Error> {
-        match &mut self.connection {
-            Some(connection) => connection.reduce(&mut self.gpu, &self.buffers, gradients),
-            None => reduce::sum(self, gradients, group),
+    fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
+        match &mut self.communicator {
+            Some(gpus) => exchange::reduce(gpus, &mut self.gpu, &self.buffers, stages),
+            None => reduce::through_host(self, stages, group),
         }
     }
 
@@ -272,8 +268,8 @@ impl Backend for CudaBackend {
         let to_health = report.columns(rows * columns..rows * columns + words);
         self.gpu.copy(losses, to_losses.rectangle(0, [rows, columns], columns))?;
         self.gpu.copy(health, to_health)?;
-        if let Some(connection) = &mut self.connection {
-            connection.wait(&self.gpu)?;
+        if let Some(communicator) = &mut self.communicator {
+            communicator.wait(&self.gpu)?;
         }
         let bytes = self.gpu.download(report)?;
         let word = |four: &[u8]| u32::from_le_bytes(four.try_into().expect("four bytes"));

@@ -1,50 +1,92 @@
-//! Sums of gradients over ranks: which rank adds what and in which order, and the exchange through
-//! the host, for any backend.
+//! Sums of gradients over ranks: which rank sends and adds what, and the exchange through the host,
+//! for any backend.
 //!
 //! The gradients, laid end to end, are cut into buckets, and each bucket into a part per rank. The
-//! ranks send each other their values of all parts; rank i adds those of the i-th part, as a fixed
+//! ranks send each other their values of a bucket; rank i adds those of the i-th part, as a fixed
 //! binary tree, and sends the sums to all others.
 
-use super::{Memory, Tensor};
+use super::{Backend, Tensor, op::Add};
 use crate::{
     Error,
     group::{Group, misfit, to_bytes, to_floats},
 };
 
 /// Elements that are exchanged at a time, at most: 128 MiB.
-pub(super) const BUCKET: usize = 1 << 25;
+const BUCKET: usize = 1 << 25;
 
 /// Tensors and their parts start at multiples of this many elements, 256 bytes.
-pub(super) const LINE: usize = 64;
+const LINE: usize = 64;
 
-/// [`Backend::reduce`](super::Backend::reduce) through the host.
-pub(super) fn sum(
-    memory: &mut (impl Memory + ?Sized),
-    tensors: &[Tensor],
+/// A stage of the exchange of gradients, as one rank sees it: transfers that run at once, then
+/// additions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// Tensors without gaps, and the ranks to which they are sent.
+    pub sent: Vec<(usize, Tensor)>,
+    /// Where tensors of other ranks arrive. Between two ranks, the i-th that one sends is the i-th
+    /// that the other receives.
+    pub received: Vec<(usize, Tensor)>,
+    /// The second of each pair is added to the first.
+    pub additions: Vec<[Tensor; 2]>,
+}
+
+/// Elements of each of the tensors that [`stages`] need to receive those of one other rank.
+pub(crate) fn received_elements(gradients: &[Tensor], world: usize) -> usize {
+    length(gradients).min(BUCKET).div_ceil(world).next_multiple_of(LINE)
+}
+
+/// The sums of gradients of all ranks, as rank `own` computes them with a tensor for what each
+/// other rank sends.
+pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> Vec<Stage> {
+    let world = received.len() + 1;
+    let others = || (0..world).filter(|&rank| rank != own);
+    let mut stages = vec![Stage::default()];
+    for bucket in cut(gradients, BUCKET) {
+        let parts = parts(&bucket, world);
+        // The tensors of this rank's part, as each rank has them.
+        let mut pieces: Vec<_> = received.iter().map(|&tensor| like(&parts[own], tensor)).collect();
+        pieces.insert(own, parts[own].clone());
+        let to = |rank: usize, tensors: &[Tensor]| -> Vec<_> {
+            tensors.iter().map(|&tensor| (rank, tensor)).collect()
+        };
+        let stage = stages.last_mut().expect("there is one");
+        stage.sent.extend(others().flat_map(|rank| to(rank, &parts[rank])));
+        stage.received.extend(others().flat_map(|rank| to(rank, &pieces[rank])));
+        stage.additions = additions(world, own)
+            .into_iter()
+            .flat_map(|[into, from]| pieces[into].iter().zip(&pieces[from]))
+            .map(|(&into, &from)| [into, from])
+            .collect();
+        // The sums travel with the values of the next bucket.
+        stages.push(Stage {
+            sent: others().flat_map(|rank| to(rank, &parts[own])).collect(),
+            received: others().flat_map(|rank| to(rank, &parts[rank])).collect(),
+            additions: Vec::new(),
+        });
+    }
+    stages
+}
+
+/// [`Backend::reduce`] through the host.
+pub(super) fn through_host(
+    backend: &mut (impl Backend + ?Sized),
+    stages: &[Stage],
     group: &mut dyn Group,
 ) -> Result<(), Error> {
-    let (world, own) = (group.world(), group.rank());
-    for bucket in cut(tensors, BUCKET) {
-        let parts = parts(&bucket, world);
-        let values = |part: &Vec<Tensor>| -> Result<Vec<u8>, Error> {
-            let values: Result<Vec<_>, _> = part.iter().map(|&t| memory.download(t)).collect();
-            Ok(to_bytes(&values?.concat()))
-        };
-        let values = parts.iter().map(values).collect::<Result<Vec<_>, _>>()?;
-        let pieces = group.exchange(&values.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
-        let mut pieces: Vec<_> = pieces.iter().map(|piece| to_floats(piece)).collect();
-        for [into, from] in additions(world, own) {
-            let [into, from] = pieces.get_disjoint_mut([into, from]).expect("two pieces");
-            into.iter_mut().zip(from).for_each(|(sum, piece)| *sum += *piece);
+    for Stage { sent, received, additions } in stages {
+        let mut messages = vec![Vec::new(); group.world()];
+        for &(rank, tensor) in sent {
+            messages[rank].append(&mut to_bytes(&backend.download(tensor)?));
         }
-        let sums = group.all_gather(&to_bytes(&pieces[own]))?;
-        for (part, sums) in parts.into_iter().zip(sums) {
-            let sums = to_floats(&sums);
-            let mut rest = &sums[..];
-            for tensor in part {
-                let values = rest.split_off(..tensor.elements());
-                memory.upload(tensor, values.ok_or_else(|| misfit("gradients"))?)?;
-            }
+        let messages = group.exchange(&messages.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        let messages: Vec<_> = messages.iter().map(|message| to_floats(message)).collect();
+        let mut messages: Vec<_> = messages.iter().map(Vec::as_slice).collect();
+        for &(rank, tensor) in received {
+            let values = messages[rank].split_off(..tensor.elements());
+            backend.upload(tensor, values.ok_or_else(|| misfit("gradients"))?)?;
+        }
+        for &[x, delta] in additions {
+            backend.execute(&Add { x, delta, out: x }.into())?;
         }
     }
     Ok(())
@@ -52,7 +94,7 @@ pub(super) fn sum(
 
 /// Tensors without gaps, laid end to end and cut every `length` elements, a multiple of [`LINE`],
 /// at multiples of which they start.
-pub(super) fn cut(tensors: &[Tensor], length: usize) -> Vec<Vec<Tensor>> {
+fn cut(tensors: &[Tensor], length: usize) -> Vec<Vec<Tensor>> {
     let (mut pieces, mut room) = (Vec::<Vec<_>>::new(), 0);
     for &tensor in tensors {
         let row = tensor.packed([1, tensor.elements()]);
@@ -72,21 +114,32 @@ pub(super) fn cut(tensors: &[Tensor], length: usize) -> Vec<Vec<Tensor>> {
 }
 
 /// The part of each rank in a bucket; those of the last ranks may be empty.
-pub(super) fn parts(bucket: &[Tensor], world: usize) -> Vec<Vec<Tensor>> {
+fn parts(bucket: &[Tensor], world: usize) -> Vec<Vec<Tensor>> {
     let mut parts = cut(bucket, length(bucket).div_ceil(world).next_multiple_of(LINE));
     parts.resize(world, Vec::new());
     parts
 }
 
 /// Elements of tensors that are laid end to end.
-pub(super) fn length(tensors: &[Tensor]) -> usize {
+fn length(tensors: &[Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.elements().next_multiple_of(LINE)).sum()
+}
+
+/// Tensors of these shapes, laid end to end in a row.
+fn like(tensors: &[Tensor], row: Tensor) -> Vec<Tensor> {
+    let mut start = 0;
+    let place = |tensor: &Tensor| {
+        let place = row.columns(start..start + tensor.elements());
+        start += tensor.elements().next_multiple_of(LINE);
+        place
+    };
+    tensors.iter().map(place).collect()
 }
 
 /// The additions of a rank in their order, as `[into, from]`: the piece of rank `from` is added to
 /// that of rank `into`. They are the tree `((p0 + p1) + (p2 + p3)) + ...`; its root ends in the
 /// rank's own piece, since x + y and y + x have the same bits.
-pub(super) fn additions(world: usize, own: usize) -> Vec<[usize; 2]> {
+fn additions(world: usize, own: usize) -> Vec<[usize; 2]> {
     // The pieces that hold the sums of the subtrees of a level.
     let mut sums: Vec<_> = (0..world).collect();
     let mut additions = Vec::new();
@@ -118,8 +171,8 @@ mod tests {
                 assert!(length(&bucket) <= BUCKET, "{bucket:?}");
                 let parts = parts(&bucket, world);
                 assert_eq!(parts.len(), world);
-                let most = length(&bucket).div_ceil(world) + LINE;
-                assert!(parts.iter().all(|part| length(part) < most), "{parts:?}");
+                let most = received_elements(&tensors, world);
+                assert!(parts.iter().all(|part| length(part) <= most), "{parts:?}");
                 for tensor in parts.iter().flatten() {
                     assert_eq!(tensor.offset, elements[tensor.buffer], "in order, without gaps");
                     assert_eq!(tensor.offset % LINE, 0);
@@ -133,7 +186,6 @@ mod tests {
     #[test]
     fn every_rank_adds_the_same_tree() {
         for world in [1, 2, 4, 8] {
-            let mut trees = Vec::new();
             for own in 0..world {
                 let mut sums: Vec<String> = (0..world).map(|rank| rank.to_string()).collect();
                 for [into, from] in additions(world, own) {
@@ -142,10 +194,9 @@ mod tests {
                     pair.sort_by_key(|sum| sum.trim_start_matches('(').to_owned());
                     sums[into] = format!("({}+{})", pair[0], pair[1]);
                 }
-                trees.push(sums.swap_remove(own));
+                let expected = ["0", "(0+1)", "((0+1)+(2+3))", "(((0+1)+(2+3))+((4+5)+(6+7)))"];
+                assert_eq!(sums[own], expected[world.ilog2() as usize]);
             }
-            let expected = ["0", "(0+1)", "((0+1)+(2+3))", "(((0+1)+(2+3))+((4+5)+(6+7)))"];
-            assert!(trees.iter().all(|tree| tree == expected[world.ilog2() as usize]), "{trees:?}");
         }
     }
 }

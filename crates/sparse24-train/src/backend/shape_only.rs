@@ -37,10 +37,6 @@ pub trait Footprint: Send {
     fn scratch(&self, _: &Op<'_>) -> [u64; POOLS] {
         [0; POOLS]
     }
-    /// Bytes that the exchange of gradients between so many ranks takes.
-    fn exchange(&self, _: &[Tensor], _ranks: usize) -> u64 {
-        0
-    }
     /// Bytes of library workspaces and the device's context, which no tensor accounts for.
     fn overhead(&self) -> u64 {
         0
@@ -98,11 +94,6 @@ impl ShapeOnly {
         *held = held.saturating_add(bytes);
         self.buffers += 1;
         self.buffers - 1
-    }
-
-    /// Counts the exchange of gradients between so many ranks.
-    pub fn connect(&mut self, gradients: &[Tensor], ranks: usize) {
-        self.take(Region::Scratch, self.footprint.exchange(gradients, ranks));
     }
 
     /// Bytes per region, as [`Memory::memory`] of the backend that is imitated.

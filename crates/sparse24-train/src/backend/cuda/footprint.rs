@@ -3,9 +3,9 @@
 use sparse24_core::op::AttentionShape;
 use sparse24_cuda::{attention, bias, embedding::EmbedScratch, gemm};
 
-use super::{buffers::padded, exchange::received_shape};
+use super::buffers::padded;
 use crate::backend::{
-    DType, Footprint, Op, OptimizerEntry, POOLS, Region, Tensor, bytes,
+    DType, Footprint, Op, OptimizerEntry, POOLS, Region, bytes,
     op::{DenseOp, EmbedBackward, HeadLoss, Orientation},
 };
 
@@ -73,10 +73,6 @@ impl Footprint for CudaFootprint {
             _ => [0, 0],
         };
         [bytes(floats, 4), bytes(order, 4), 0]
-    }
-
-    fn exchange(&self, gradients: &[Tensor], ranks: usize) -> u64 {
-        bytes(received_shape(gradients, ranks), 4)
     }
 
     fn overhead(&self) -> u64 {
