@@ -76,8 +76,8 @@ struct Setup {
     has_state: bool,
 }
 
-/// Gives all ranks the configuration, the plans and the state of rank 0, unless it is alone; returns
-/// how they will exchange gradients, where there is a choice.
+/// Gives all ranks the configuration, the plans and the state of rank 0, unless it is alone.
+/// Returns how they will exchange gradients, where there is a choice.
 pub(super) fn set_up(
     config: &Config,
     data: &RunData,
