@@ -154,7 +154,7 @@ pub enum Error {
         /// The oldest supported release.
         required: [i32; 2],
     },
-    /// A call of NCCL failed, or an earlier transfer did.
+    /// A call of NCCL failed.
     #[error(
         "{what}: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for details, or set \
         backend.exchange to \"tcp\""
@@ -162,6 +162,15 @@ pub enum Error {
     Nccl {
         /// The call.
         what: String,
+        /// NCCL's description.
+        problem: String,
+    },
+    /// A transfer between GPUs failed, since another process or the network did.
+    #[error(
+        "a transfer between GPUs failed: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for \
+        details"
+    )]
+    Transfer {
         /// NCCL's description.
         problem: String,
     },

@@ -20,6 +20,8 @@ const REQUIRED: [i32; 2] = [2, 18];
 
 /// Results of NCCL's functions.
 const SUCCESS: c_int = 0;
+/// Another process ended, or the network failed.
+const REMOTE: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
 /// `ncclFloat32`.
@@ -103,7 +105,7 @@ impl Communicator {
     /// that of rank 0, and [`release`] succeeded.
     ///
     /// # Errors
-    /// [`Error::Nccl`], [`Error::Driver`].
+    /// [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
     pub fn new(device: &Device, id: UniqueId, rank: usize, world: usize) -> Result<Self, Error> {
         device.bind()?;
         let [rank, world] = [rank, world].map(as_c_int);
@@ -120,7 +122,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Gaps`], [`Error::Alias`] where two arrive at one place, [`Error::Stale`],
-    /// [`Error::Capturing`], [`Error::Nccl`], [`Error::Driver`].
+    /// [`Error::Capturing`], [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
     pub fn exchange(
         &mut self,
         device: &mut Device,
@@ -161,7 +163,7 @@ impl Communicator {
     /// Waits for all queued work, unless a transfer fails.
     ///
     /// # Errors
-    /// [`Error::Nccl`] for a transfer that failed; [`Error::Driver`].
+    /// [`Error::Transfer`], [`Error::Nccl`], [`Error::Driver`].
     pub fn wait(&mut self, device: &Device) -> Result<(), Error> {
         let mut asked = Instant::now();
         while !device.is_idle()? {
@@ -169,8 +171,10 @@ impl Communicator {
                 let mut result = SUCCESS;
                 // SAFETY: the communicator is live, and the pointer is valid.
                 let call = unsafe { ncclCommGetAsyncError(self.0, &mut result) };
-                check("an exchange between GPUs", self.0, call)?;
-                check("an exchange between GPUs", self.0, result)?;
+                check("asking for failures", self.0, call)?;
+                if ![SUCCESS, IN_PROGRESS].contains(&result) {
+                    return Err(Error::Transfer { problem: problem(self.0, result) });
+                }
                 asked = Instant::now();
             }
             hint::spin_loop();
@@ -192,9 +196,15 @@ fn as_c_int(rank: usize) -> c_int {
 }
 
 fn check(what: &str, communicator: Handle, result: c_int) -> Result<(), Error> {
-    if [SUCCESS, IN_PROGRESS].contains(&result) {
-        return Ok(());
+    match result {
+        SUCCESS | IN_PROGRESS => Ok(()),
+        REMOTE => Err(Error::Transfer { problem: problem(communicator, result) }),
+        _ => Err(Error::Nccl { what: what.to_owned(), problem: problem(communicator, result) }),
     }
+}
+
+/// NCCL's description of a result that is a failure.
+fn problem(communicator: Handle, result: c_int) -> String {
     // SAFETY: the library is loaded; both texts are static or live as long as the communicator, and
     // the second is that of all communicators where there is none.
     let texts = unsafe { [ncclGetErrorString(result), ncclGetLastError(communicator)] };
@@ -202,8 +212,7 @@ fn check(what: &str, communicator: Handle, result: c_int) -> Result<(), Error> {
         // SAFETY: a text of NCCL ends with NUL.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
     });
-    let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
-    Err(Error::Nccl { what: what.to_owned(), problem: texts.join(": ") })
+    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

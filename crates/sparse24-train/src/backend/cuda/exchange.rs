@@ -38,7 +38,6 @@ impl CudaBackend {
 
 /// The release of NCCL that all ranks have, or why they cannot use it, the same on each.
 fn agreed_release(gpu: &Device, group: &mut dyn Group) -> Result<Result<String, String>, Error> {
-    // The release and the GPU of this rank, or the reason.
     let own = match nccl::release() {
         Ok((_, release)) => format!("{release}\n{:?}", gpu.uuid()?),
         Err(error) => format!("\n{error}"),
@@ -47,19 +46,24 @@ fn agreed_release(gpu: &Device, group: &mut dyn Group) -> Result<Result<String, 
     let all: Vec<_> = all.iter().map(|text| String::from_utf8_lossy(text)).collect();
     let split = |text| str::split_once(text, '\n').ok_or_else(|| misfit("releases of NCCL"));
     let all: Vec<_> = all.iter().map(|text| split(text)).collect::<Result<_, _>>()?;
-    let (first, _) = all[0];
-    for (rank, (release, gpu)) in all.iter().enumerate() {
+    Ok(common_release(&all))
+}
+
+/// The release that `ranks` have in common: of each its release and its GPU, or nothing and why.
+fn common_release(ranks: &[(&str, &str)]) -> Result<String, String> {
+    let (first, _) = ranks[0];
+    for (rank, (release, gpu)) in ranks.iter().enumerate() {
         if release.is_empty() {
-            return Ok(Err(format!("on rank {rank}, {gpu}")));
+            return Err(format!("on rank {rank}, {gpu}"));
         }
         if *release != first {
-            return Ok(Err(format!("rank 0 has NCCL {first}, rank {rank} has {release}")));
+            return Err(format!("rank 0 has NCCL {first}, rank {rank} has {release}"));
         }
-        if let Some(other) = all[..rank].iter().position(|(_, other)| other == gpu) {
-            return Ok(Err(format!("ranks {other} and {rank} share a GPU")));
+        if let Some(other) = ranks[..rank].iter().position(|(_, other)| other == gpu) {
+            return Err(format!("ranks {other} and {rank} share a GPU"));
         }
     }
-    Ok(Ok(first.to_owned()))
+    Ok(first.to_owned())
 }
 
 /// Queues [`Backend::reduce`](crate::backend::Backend::reduce).
@@ -80,4 +84,22 @@ pub(super) fn reduce(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_use_nccl_if_each_has_the_same_release_and_a_gpu_of_its_own() {
+        for (second, expected) in [
+            (("2.27.5", "b"), Ok("2.27.5")),
+            (("2.28.3", "b"), Err("rank 0 has NCCL 2.27.5, rank 1 has 2.28.3")),
+            (("2.27.5", "a"), Err("ranks 0 and 1 share a GPU")),
+            (("", "it was not found"), Err("on rank 1, it was not found")),
+        ] {
+            let found = common_release(&[("2.27.5", "a"), second]);
+            assert_eq!(found.as_deref().map_err(String::as_str), expected);
+        }
+    }
 }
