@@ -116,8 +116,11 @@ fn open(name: &str) -> Box<dyn Backend> {
     if name == "cpu" {
         return Box::new(CpuBackend::new(Arithmetic::F32));
     }
-    let settings =
-        BackendSettings { arithmetic: Arithmetic::F32, gpu: 0, launches: Launches::Eager };
+    let settings = BackendSettings {
+        arithmetic: Arithmetic::F32,
+        launches: Launches::Eager,
+        ..BackendSettings::default()
+    };
     Box::new(WgpuBackend::open(settings).expect("an adapter"))
 }
 

@@ -179,6 +179,15 @@ impl Device {
         Ok(*self.release.get_or_init(|| release))
     }
 
+    /// Identifies the GPU among those of all machines.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn uuid(&self) -> Result<[u8; 16], Error> {
+        let uuid = self.context.uuid().map_err(|error| driver_error("querying the GPU", error))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Number of multiprocessors.
     #[must_use]
     pub const fn multiprocessors(&self) -> usize {
@@ -207,6 +216,19 @@ impl Device {
         self.refuse_in_capture("synchronization")?;
         self.bind()?;
         self.stream.synchronize().map_err(|error| self.failed("waiting for the GPU", error))
+    }
+
+    /// Whether all queued work is done.
+    pub(crate) fn is_idle(&self) -> Result<bool, Error> {
+        self.bind()?;
+        // SAFETY: the stream is this device's.
+        match unsafe { sys::cuStreamQuery(self.stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => {
+                let done = status.result().map(|()| true);
+                done.map_err(|error| self.failed("waiting for the GPU", error))
+            }
+        }
     }
 
     /// The step state as an argument of kernels.

@@ -31,9 +31,9 @@ pub enum Error {
         /// The last file that exists but does not load, and the loader's message.
         unloadable: Option<(PathBuf, String)>,
     },
-    /// A library lacks a function that every release of CUDA 13 has.
-    #[error("{} is not {library} of CUDA 13: it has no function {name}; {}", file.display(),
-        library.advice())]
+    /// A library lacks a function that every supported release has.
+    #[error("{} is no supported release of {library}: it has no function {name}; {}",
+        file.display(), library.advice())]
     Function {
         /// The library.
         library: Library,
@@ -142,6 +142,37 @@ pub enum Error {
         what: String,
         /// cuBLASLt's name for the failure.
         code: String,
+    },
+    /// NCCL is too old.
+    #[error("{} is NCCL {}.{}, expected at least {}.{}; {}", file.display(), found[0], found[1],
+        required[0], required[1], Library::Nccl.advice())]
+    OldNccl {
+        /// The file that was loaded.
+        file: PathBuf,
+        /// Its release: major, minor.
+        found: [i32; 2],
+        /// The oldest supported release.
+        required: [i32; 2],
+    },
+    /// A call of NCCL failed.
+    #[error(
+        "{what}: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for details, or set \
+        backend.exchange to \"tcp\""
+    )]
+    Nccl {
+        /// The call.
+        what: String,
+        /// NCCL's description.
+        problem: String,
+    },
+    /// A transfer between GPUs failed, since another process or the network did.
+    #[error(
+        "a transfer between GPUs failed: NCCL reports {problem:?}; run with NCCL_DEBUG=WARN for \
+        details"
+    )]
+    Transfer {
+        /// NCCL's description.
+        problem: String,
     },
     /// An operand's shape does not match the other operands.
     #[error("{operation}: {operand} has shape {found:?}, expected {expected:?}")]

@@ -36,6 +36,7 @@ pub mod loader;
 pub mod loss;
 mod matrix;
 pub mod mvue;
+pub mod nccl;
 pub mod norm;
 pub mod optimizer;
 pub mod permute;

@@ -11,6 +11,8 @@ pub enum Library {
     Nvrtc,
     /// cuBLASLt, for dense products.
     CublasLt,
+    /// NCCL, which moves gradients between GPUs; one GPU does not need it.
+    Nccl,
     /// cuSPARSELt, a competitor in benchmarks only.
     CusparseLt,
     /// NVML, for clocks and power in benchmarks only.
@@ -18,7 +20,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// The libraries that training needs.
+    /// The libraries that training on one GPU needs.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::CublasLt];
 
     /// File names, in the order in which they are tried.
@@ -29,6 +31,7 @@ impl Library {
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
+            Self::Nccl => &["libnccl.so.2", "libnccl.so"],
             Self::CusparseLt => &["libcusparseLt.so.0", "libcusparseLt.so"],
             Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
@@ -47,6 +50,10 @@ impl Library {
                 "install CUDA 13, or `pip install nvidia-cublas` and add its lib folder to \
                  SPARSE24_CUDA_LIBRARIES"
             }
+            Self::Nccl => {
+                "install NCCL 2.18 or later, as by `pip install nvidia-nccl-cu13`, and add its \
+                 lib folder to SPARSE24_CUDA_LIBRARIES"
+            }
             Self::CusparseLt => {
                 "`pip install nvidia-cusparselt-cu13` and add its lib folder to \
                  SPARSE24_CUDA_LIBRARIES"
@@ -62,6 +69,7 @@ impl fmt::Display for Library {
             Self::Driver => "the CUDA driver",
             Self::Nvrtc => "the CUDA kernel compiler (NVRTC)",
             Self::CublasLt => "the dense product library (cuBLASLt)",
+            Self::Nccl => "the communication library (NCCL)",
             Self::CusparseLt => "the sparse product library (cuSPARSELt)",
             Self::Nvml => "the NVIDIA management library (NVML)",
         })

@@ -2,7 +2,8 @@
 //!
 //! Invariant: functions come from the file that [`Library::load`] chose, even where the system's
 //! loader would find another one first. cudarc loads NVRTC and cuBLASLt by names of its own choice,
-//! so their functions are bound here. Only the driver is left to cudarc: a machine has one.
+//! so their functions are bound here, and so are NCCL's. Only the driver is left to cudarc: a
+//! machine has one.
 
 use std::{
     env,

@@ -12,6 +12,7 @@ use crate::{
     error::driver_error,
     kernels::{SOURCES, Source},
     library::Library,
+    nccl,
 };
 
 /// The libraries and GPUs of this machine.
@@ -19,6 +20,8 @@ use crate::{
 pub struct Survey {
     /// Each library with its file, or [`Error::Library`].
     pub libraries: Vec<(Library, Result<PathBuf, Error>)>,
+    /// NCCL's file and its release; one GPU does not need it.
+    pub nccl: Result<(PathBuf, String), Error>,
     /// The driver, or why none is usable.
     pub driver: Result<Driver, Error>,
 }
@@ -59,6 +62,7 @@ pub struct Kernels {
 pub fn survey() -> Survey {
     Survey {
         libraries: Library::ALL.map(|library| (library, library.load())).into(),
+        nccl: nccl::release(),
         driver: driver(),
     }
 }
@@ -127,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_survey_works_on_any_machine() {
-        let Survey { libraries, driver } = survey();
+        let Survey { libraries, driver, .. } = survey();
         assert_eq!(libraries.iter().map(|(library, _)| *library).collect::<Vec<_>>(), Library::ALL);
         let there =
             libraries.iter().any(|(library, file)| *library == Library::Driver && file.is_ok());

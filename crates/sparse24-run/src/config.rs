@@ -20,7 +20,7 @@ use crate::{
     translation::PairSource,
 };
 use sparse24_train::{
-    backend::{Arithmetic, BackendSettings, Launches},
+    backend::{Arithmetic, BackendSettings, Exchange, Launches},
     model::{Extents, ModelSpec},
     nn::Bias,
 };
@@ -156,11 +156,14 @@ pub struct BackendConfig {
     pub gpu: usize,
     /// Whether steps on a GPU are captured as CUDA graphs and replayed; changes no result.
     pub cuda_graphs: bool,
+    /// How gradients travel between the GPUs of several ranks; changes no result.
+    #[serde(default)]
+    pub exchange: Exchange,
 }
 
 /// Keys that decide no bit of a model or of its metrics: a resume may change them, and checkpoints
 /// do not record them.
-pub(crate) const NEUTRAL: [&str; 16] = [
+pub(crate) const NEUTRAL: [&str; 17] = [
     "preset",
     "model.activation_checkpointing",
     "data.path",
@@ -177,6 +180,7 @@ pub(crate) const NEUTRAL: [&str; 16] = [
     "backend.threads",
     "backend.gpu",
     "backend.cuda_graphs",
+    "backend.exchange",
 ];
 
 /// Values that checkpoints leave out: they mean what a configuration without the key means.
@@ -231,9 +235,9 @@ impl BackendConfig {
     /// The arguments for opening the backend.
     #[must_use]
     pub fn settings(&self) -> BackendSettings {
-        let Self { arithmetic, gpu, cuda_graphs, .. } = *self;
+        let Self { arithmetic, gpu, cuda_graphs, exchange, .. } = *self;
         let launches = if cuda_graphs { Launches::Captured } else { Launches::Eager };
-        BackendSettings { arithmetic, gpu, launches }
+        BackendSettings { arithmetic, gpu, launches, exchange }
     }
 }
 

@@ -31,7 +31,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod op;
-mod reduce;
+pub(crate) mod reduce;
 mod shape_only;
 mod tensor;
 #[cfg(feature = "wgpu")]
@@ -39,6 +39,7 @@ pub mod wgpu;
 
 pub use capabilities::{Capabilities, Extent, Limit, Requirement};
 pub use op::{Op, OptimizerEntry};
+pub use reduce::Stage;
 pub use shape_only::{Footprint, POOLS, ShapeOnly, bytes};
 pub use tensor::{DType, Gradient24, GraphId, MaskId, Region, TableId, Tensor, Weight24};
 
@@ -103,6 +104,20 @@ pub enum Launches {
     Eager,
 }
 
+/// How gradients travel between the GPUs of several ranks; results have the same bits either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Exchange {
+    /// [`Self::Nccl`] if all ranks have it, [`Self::Tcp`] otherwise.
+    #[default]
+    Auto,
+    /// From GPU to GPU, by NCCL.
+    Nccl,
+    /// Through host memory and the [`Group`].
+    Tcp,
+}
+
 /// How a backend is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BackendSettings {
@@ -112,6 +127,8 @@ pub struct BackendSettings {
     pub gpu: usize,
     /// CUDA graphs or single launches; unused on a CPU.
     pub launches: Launches,
+    /// How gradients travel between ranks; unused but by CUDA.
+    pub exchange: Exchange,
 }
 
 /// The timed choices of a device, by operation and shape.
@@ -304,14 +321,24 @@ pub trait Backend: Memory + Send {
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
 
-    /// Replaces these gradients on every rank by their sums over all ranks, a power of two of them:
-    /// `((g0 + g1) + (g2 + g3)) + ...`, with the gradients of rank i as gi. Called between the last
-    /// micro-batch and the update, unless there is one rank.
+    /// Prepares [`Backend::reduce`] between the ranks of a group, and returns how gradients will
+    /// travel, in words that are the same on all ranks, where there is a choice. Without this call
+    /// they travel through host memory.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the ranks cannot do what [`BackendSettings::exchange`] asks for;
+    /// [`Error::Peer`] if a rank is gone.
+    fn connect(&mut self, _: &mut dyn Group) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
+    /// Replaces the gradients on every rank by their sums over all ranks, a power of two of them:
+    /// `((g0 + g1) + (g2 + g3)) + ...`, with the gradients of rank i as gi. The stages of all ranks
+    /// fit together. Called between the last micro-batch and the update, unless there is one rank.
     ///
     /// # Errors
     /// [`Error::Peer`] if a rank is gone.
-    fn reduce(&mut self, gradients: &[Tensor], group: &mut dyn Group) -> Result<(), Error> {
-        reduce::sum(self, gradients, group)
+    fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
+        reduce::through_host(self, stages, group)
     }
     /// The outcome of the step: `losses` `[micro-batches, 1]`, gradient norm, flag.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;

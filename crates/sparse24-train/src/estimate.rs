@@ -54,7 +54,8 @@ impl Estimate {
 }
 
 /// The cost of a recipe on a backend, for one rank: one micro-batch of its sparse phase, if it has
-/// one.
+/// one. One of several ranks takes less: what it receives from the others is smaller than the
+/// partial sums that it need not hold.
 ///
 /// # Errors
 /// Errors of the allocations: sparsifiable shapes must consist of 4x4 tiles.

@@ -120,6 +120,8 @@ pub(crate) struct Allocated {
     flip_masks: Vec<[MaskId; 2]>,
     /// Sums of the gradients of 2^level replicas, by level; each has a tensor per parameter.
     partial_sums: Vec<Vec<Tensor>>,
+    /// A tensor for what each other rank sends.
+    received: Vec<Tensor>,
     variances: Variances,
     averages: Averages,
     pub(crate) sparse_table: TableId,
@@ -145,6 +147,7 @@ impl Allocated {
             flip_masks.push([backend.alloc_mask(shape)?, backend.alloc_mask(shape)?]);
         }
         let partial_sums = ranks::partial_sums(backend, &parameters, recipe, world)?;
+        let received = ranks::received(backend, &parameters, world)?;
         let variances = Variances::new(backend, &parameters, &recipe.method)?;
         let averages = Averages::new(backend, &parameters, recipe)?;
         let Recipe { weight_decay, no_weight_decay, .. } = *recipe;
@@ -159,6 +162,7 @@ impl Allocated {
             losses,
             flip_masks,
             partial_sums,
+            received,
             variances,
             averages,
             sparse_table,

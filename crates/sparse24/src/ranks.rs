@@ -1,8 +1,9 @@
 //! Joins this process with the other ranks of a run, where a launcher or the flags make it one of
 //! several.
 
-use std::{env, fs, process, sync::Arc, time::Duration};
+use std::{env, fs, sync::Arc, time::Duration};
 
+use signal_hook::low_level::exit;
 use sparse24_run::{
     Error,
     ranks::{Environment, Facts, Joining, Placement, Secret, Tcp, agree, placement},
@@ -86,7 +87,8 @@ impl Ranks {
             note: Arc::new(|line| note(line)),
             lost: Arc::new(|line| {
                 note(format_args!("error: {line}"));
-                process::exit(Exit::Peer as i32)
+                // Without exit handlers, of which CUDA's may wait for the lost rank.
+                exit(Exit::Peer as i32)
             }),
         };
         let mut group = Tcp::join(&placement, joining)?;

@@ -79,7 +79,7 @@ impl Device {
     }
 
     /// Refuses an operation that cannot be captured.
-    pub(super) fn refuse_in_capture(&self, operation: &'static str) -> Result<(), Error> {
+    pub(crate) fn refuse_in_capture(&self, operation: &'static str) -> Result<(), Error> {
         if self.capturing { Err(Error::Capturing { operation }) } else { Ok(()) }
     }
 }

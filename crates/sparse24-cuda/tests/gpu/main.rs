@@ -14,6 +14,7 @@ mod graph;
 mod loss;
 mod memory;
 mod mvue;
+mod nccl;
 mod norm;
 mod optimizer;
 mod planted;

@@ -11,7 +11,7 @@ use crate::{
     translation::LENGTHS,
 };
 use sparse24_train::{
-    backend::{BACKENDS, BackendEntry},
+    backend::{BACKENDS, BackendEntry, Exchange},
     method::Method,
     model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec, TransformerSpec},
     nn::{BatchShape, Bias, Prediction},
@@ -84,6 +84,10 @@ impl Config {
                 "at most 4096, 0 for one per core",
                 self.backend.threads,
             );
+        }
+        if self.backend.exchange == Exchange::Nccl && self.backend.name != "cuda" {
+            let found = format!("nccl with {}", self.backend.name);
+            return refuse("backend.exchange", "auto or tcp, or the backend cuda", found);
         }
         let (has_biases, expected) = match model.kind {
             ModelKind::Gpt2 => (model.bias, ""),

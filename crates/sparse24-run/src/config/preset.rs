@@ -9,7 +9,7 @@ use super::{
 use crate::{Error, data::TokenizerKind, images::Augmentation};
 use sparse24_core::op::Activation;
 use sparse24_train::{
-    backend::Arithmetic,
+    backend::{Arithmetic, Exchange},
     method,
     model::{ActivationCheckpointing, Sparsify},
     nn::NoWeightDecay,
@@ -524,6 +524,7 @@ fn shakespeare_char_cpu() -> Config {
             arithmetic: Arithmetic::Native,
             gpu: 0,
             cuda_graphs: true,
+            exchange: Exchange::Auto,
         },
     }
 }

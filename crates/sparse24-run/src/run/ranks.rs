@@ -77,15 +77,16 @@ struct Setup {
 }
 
 /// Gives all ranks the configuration, the plans and the state of rank 0, unless it is alone.
+/// Returns how they will exchange gradients, where there is a choice.
 pub(super) fn set_up(
     config: &Config,
     data: &RunData,
     trainer: &mut Trainer,
     vocabulary: usize,
     has_state: bool,
-) -> Result<(), Error> {
+) -> Result<Option<String>, Error> {
     if trainer.group().world() == 1 {
-        return Ok(());
+        return Ok(None);
     }
     // Without a plan yet, they would be timed in the first steps, and otherwise on each rank.
     if !trainer.backend().plans().is_empty() {
@@ -105,7 +106,7 @@ pub(super) fn set_up(
 }
 
 /// The part of the set-up that is the same on all ranks.
-fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<(), Error> {
+fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Option<String>, Error> {
     let backend = trainer.backend();
     let device = backend.plans().remove(PLANNED_ON);
     let simd = || format!("{} ({})", backend.device().backend, sparse24_cpu::Simd::detect());
@@ -115,7 +116,10 @@ fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<(), 
         ("data.tokenizer", of_tokenizer(data.tokenizer()).to_string()),
     ];
     agree(trainer.group(), &facts.map(|(key, value)| (key.to_owned(), value)).into())?;
-    if has_state { Ok(trainer.take_state_of_rank_0()?) } else { Ok(()) }
+    if has_state {
+        trainer.take_state_of_rank_0()?;
+    }
+    Ok(trainer.connect()?)
 }
 
 /// Values that ranks must have in common before they read data: the program, and the settings that

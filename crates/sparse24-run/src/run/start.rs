@@ -131,7 +131,7 @@ impl Run {
         }
         make_absolute(&mut config)?;
         let reference = FlipReference::open(&config, std::iter::empty())?;
-        set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
+        let exchange = set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
             if let Some(tokenizer) = data.tokenizer() {
@@ -161,7 +161,8 @@ impl Run {
             Ok((metrics, log))
         })?;
         let run = Self::opened(config, data, trainer, directory, metrics, log, &[]);
-        Ok(Self { saved: initial.map(|_| 0), reference, ..run })
+        let notices = exchange.into_iter().collect();
+        Ok(Self { saved: initial.map(|_| 0), reference, notices, ..run })
     }
 
     /// Resumes a run from its newest checkpoint, or, if it has none, from the start. A lost
@@ -323,7 +324,7 @@ impl Run {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
-        set_up(&config, &data, &mut trainer, vocabulary, saved.is_some())?;
+        notices.extend(set_up(&config, &data, &mut trainer, vocabulary, saved.is_some())?);
         let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
         check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();

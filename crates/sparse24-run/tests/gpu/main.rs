@@ -7,5 +7,6 @@
 mod launches;
 mod memory;
 mod plans;
+mod ranks;
 mod step;
 mod support;

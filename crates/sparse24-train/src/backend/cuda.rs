@@ -12,7 +12,8 @@ use half::bf16;
 use sparse24_core::op::StepState;
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, attention, compressed::Compressed,
-    distance, dropout, flip, gemm, health::Health, norm, optimizer, profile::Profile, spmm24,
+    distance, dropout, flip, gemm, health::Health, nccl::Communicator, norm, optimizer,
+    profile::Profile, spmm24,
 };
 
 use self::{
@@ -21,14 +22,15 @@ use self::{
     plans::SparsePlans,
 };
 use super::{
-    Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Op, Plans, Region, StepReport, Tensor, op::DenseOp,
+    Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId,
+    Launches, Limit, MaskId, Op, Plans, Region, Stage, StepReport, Tensor, op::DenseOp, reduce,
 };
-use crate::Error;
+use crate::{Error, group::Group};
 
 mod buffers;
 mod dense;
 mod error;
+mod exchange;
 mod footprint;
 mod graph;
 mod memory;
@@ -58,6 +60,9 @@ pub struct CudaBackend {
     writes: Writes,
     sparse_plans: SparsePlans,
     scratch: Scratch,
+    exchange: Exchange,
+    /// Dropped before the GPU, which waits for its transfers.
+    communicator: Option<Communicator>,
     /// Declared last, so that it outlives what it owns.
     gpu: Gpu,
 }
@@ -162,6 +167,8 @@ impl CudaBackend {
             writes: Writes::Other,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
+            exchange: settings.exchange,
+            communicator: None,
             gpu,
         })
     }
@@ -241,6 +248,17 @@ impl Backend for CudaBackend {
         Ok(distance::l1_distance(&mut self.gpu, a, b, self.distances)?)
     }
 
+    fn connect(&mut self, group: &mut dyn Group) -> Result<Option<String>, Error> {
+        self.connect_gpus(group).map(Some)
+    }
+
+    fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
+        match &mut self.communicator {
+            Some(gpus) => exchange::reduce(gpus, &mut self.gpu, &self.buffers, stages),
+            None => reduce::through_host(self, stages, group),
+        }
+    }
+
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
         // Losses and health side by side, so that the host waits once.
         let (losses, health) = (self.buffers.floats(losses).as_bytes(), self.health.as_bytes());
@@ -250,6 +268,9 @@ impl Backend for CudaBackend {
         let to_health = report.columns(rows * columns..rows * columns + words);
         self.gpu.copy(losses, to_losses.rectangle(0, [rows, columns], columns))?;
         self.gpu.copy(health, to_health)?;
+        if let Some(communicator) = &mut self.communicator {
+            communicator.wait(&self.gpu)?;
+        }
         let bytes = self.gpu.download(report)?;
         let word = |four: &[u8]| u32::from_le_bytes(four.try_into().expect("four bytes"));
         let mut words = bytes.chunks_exact(4).map(word);

@@ -1,72 +1,155 @@
-//! Sums of gradients over ranks through the host, for any backend.
+//! Sums of gradients over ranks: which rank sends and adds what, and the exchange through the host,
+//! for any backend.
+//!
+//! The gradients, laid end to end, are cut into buckets, and each bucket into a part per rank. The
+//! ranks send each other their values of a bucket; rank i adds those of the i-th part, as a fixed
+//! binary tree, and sends the sums to all others.
 
-use super::{Memory, Tensor};
+use super::{Backend, Tensor, op::Add};
 use crate::{
     Error,
     group::{Group, misfit, to_bytes, to_floats},
 };
 
-/// Elements that are exchanged at a time, at most: 64 MiB.
-const BUCKET: usize = 1 << 24;
+/// Elements that are exchanged at a time, at most: 128 MiB.
+const BUCKET: usize = 1 << 25;
 
-/// [`Backend::reduce`](super::Backend::reduce). Rank i adds the i-th part of each bucket.
-pub(super) fn sum(
-    memory: &mut (impl Memory + ?Sized),
-    tensors: &[Tensor],
+/// Tensors and their parts start at multiples of this many elements, 256 bytes.
+const LINE: usize = 64;
+
+/// A stage of the exchange of gradients, as one rank sees it: transfers that run at once, then
+/// additions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// Tensors without gaps, and the ranks to which they are sent.
+    pub sent: Vec<(usize, Tensor)>,
+    /// Where tensors of other ranks arrive. Between two ranks, the i-th that one sends is the i-th
+    /// that the other receives.
+    pub received: Vec<(usize, Tensor)>,
+    /// The second of each pair is added to the first.
+    pub additions: Vec<[Tensor; 2]>,
+}
+
+/// Elements of each of the tensors that [`stages`] need to receive those of one other rank.
+pub(crate) fn received_elements(gradients: &[Tensor], world: usize) -> usize {
+    length(gradients).min(BUCKET).div_ceil(world).next_multiple_of(LINE)
+}
+
+/// The sums of gradients of all ranks, as rank `own` computes them with a tensor for what each
+/// other rank sends.
+pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> Vec<Stage> {
+    let world = received.len() + 1;
+    let others = || (0..world).filter(|&rank| rank != own);
+    let mut stages = vec![Stage::default()];
+    for bucket in cut(gradients, BUCKET) {
+        let parts = parts(&bucket, world);
+        // The tensors of this rank's part, as each rank has them.
+        let mut pieces: Vec<_> = received.iter().map(|&tensor| like(&parts[own], tensor)).collect();
+        pieces.insert(own, parts[own].clone());
+        let to = |rank: usize, tensors: &[Tensor]| -> Vec<_> {
+            tensors.iter().map(|&tensor| (rank, tensor)).collect()
+        };
+        let stage = stages.last_mut().expect("there is one");
+        stage.sent.extend(others().flat_map(|rank| to(rank, &parts[rank])));
+        stage.received.extend(others().flat_map(|rank| to(rank, &pieces[rank])));
+        stage.additions = additions(world, own)
+            .into_iter()
+            .flat_map(|[into, from]| pieces[into].iter().zip(&pieces[from]))
+            .map(|(&into, &from)| [into, from])
+            .collect();
+        // The sums travel with the values of the next bucket.
+        stages.push(Stage {
+            sent: others().flat_map(|rank| to(rank, &parts[own])).collect(),
+            received: others().flat_map(|rank| to(rank, &parts[rank])).collect(),
+            additions: Vec::new(),
+        });
+    }
+    stages
+}
+
+/// [`Backend::reduce`] through the host.
+pub(super) fn through_host(
+    backend: &mut (impl Backend + ?Sized),
+    stages: &[Stage],
     group: &mut dyn Group,
 ) -> Result<(), Error> {
-    let world = group.world();
-    for bucket in buckets(tensors) {
-        let mut bytes = Vec::new();
-        for &block in &bucket {
-            bytes.append(&mut to_bytes(&memory.download(block)?));
+    for Stage { sent, received, additions } in stages {
+        let mut messages = vec![Vec::new(); group.world()];
+        for &(rank, tensor) in sent {
+            messages[rank].append(&mut to_bytes(&backend.download(tensor)?));
         }
-        let part = 4 * (bytes.len() / 4).div_ceil(world);
-        let parts = (0..world).map(|rank| {
-            let [start, end] = [rank, rank + 1].map(|rank| (rank * part).min(bytes.len()));
-            &bytes[start..end]
-        });
-        let pieces = group.exchange(&parts.collect::<Vec<_>>())?;
-        let mut pieces: Vec<_> = pieces.iter().map(|piece| to_floats(piece)).collect();
-        let mut distance = 1;
-        while distance < world {
-            for first in (0..world).step_by(2 * distance) {
-                let (left, right) = pieces.split_at_mut(first + distance);
-                left[first].iter_mut().zip(&right[0]).for_each(|(sum, piece)| *sum += piece);
-            }
-            distance *= 2;
+        let messages = group.exchange(&messages.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        let messages: Vec<_> = messages.iter().map(|message| to_floats(message)).collect();
+        let mut messages: Vec<_> = messages.iter().map(Vec::as_slice).collect();
+        for &(rank, tensor) in received {
+            let values = messages[rank].split_off(..tensor.elements());
+            backend.upload(tensor, values.ok_or_else(|| misfit("gradients"))?)?;
         }
-        let sums = group.all_gather(&to_bytes(&pieces[0]))?;
-        let sums = to_floats(&sums.concat());
-        let mut at = 0;
-        for block in bucket {
-            let end = at + block.elements();
-            let values = sums.get(at..end).ok_or_else(|| misfit("gradients"))?;
-            memory.upload(block, values)?;
-            at = end;
+        for &[x, delta] in additions {
+            backend.execute(&Add { x, delta, out: x }.into())?;
         }
     }
     Ok(())
 }
 
-/// Tensors, cut by rows and put together to at most [`BUCKET`] elements, or one row.
-fn buckets(tensors: &[Tensor]) -> Vec<Vec<Tensor>> {
-    let (mut buckets, mut room) = (Vec::<Vec<_>>::new(), 0);
-    for tensor in tensors {
-        let [rows, columns] = tensor.shape;
-        let mut row = 0;
-        while row < rows {
-            if room < columns || buckets.is_empty() {
-                buckets.push(Vec::new());
-                room = BUCKET.max(columns);
+/// Tensors without gaps, laid end to end and cut every `length` elements, a multiple of [`LINE`],
+/// at multiples of which they start.
+fn cut(tensors: &[Tensor], length: usize) -> Vec<Vec<Tensor>> {
+    let (mut pieces, mut room) = (Vec::<Vec<_>>::new(), 0);
+    for &tensor in tensors {
+        let row = tensor.packed([1, tensor.elements()]);
+        let mut start = 0;
+        while start < row.elements() {
+            if room == 0 {
+                pieces.push(Vec::new());
+                room = length;
             }
-            let end = rows.min(row + room / columns.max(1));
-            buckets.last_mut().expect("one was pushed").push(tensor.rows(row..end));
-            room -= (end - row) * columns;
-            row = end;
+            let end = row.elements().min(start + room);
+            pieces.last_mut().expect("one was pushed").push(row.columns(start..end));
+            room -= (end - start).next_multiple_of(LINE);
+            start = end;
         }
     }
-    buckets
+    pieces
+}
+
+/// The part of each rank in a bucket; those of the last ranks may be empty.
+fn parts(bucket: &[Tensor], world: usize) -> Vec<Vec<Tensor>> {
+    let mut parts = cut(bucket, length(bucket).div_ceil(world).next_multiple_of(LINE));
+    parts.resize(world, Vec::new());
+    parts
+}
+
+/// Elements of tensors that are laid end to end.
+fn length(tensors: &[Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.elements().next_multiple_of(LINE)).sum()
+}
+
+/// Tensors of these shapes, laid end to end in a row.
+fn like(tensors: &[Tensor], row: Tensor) -> Vec<Tensor> {
+    let mut start = 0;
+    let place = |tensor: &Tensor| {
+        let place = row.columns(start..start + tensor.elements());
+        start += tensor.elements().next_multiple_of(LINE);
+        place
+    };
+    tensors.iter().map(place).collect()
+}
+
+/// The additions of a rank in their order, as `[into, from]`: the piece of rank `from` is added to
+/// that of rank `into`. They are the tree `((p0 + p1) + (p2 + p3)) + ...`; its root ends in the
+/// rank's own piece, since x + y and y + x have the same bits.
+fn additions(world: usize, own: usize) -> Vec<[usize; 2]> {
+    // The pieces that hold the sums of the subtrees of a level.
+    let mut sums: Vec<_> = (0..world).collect();
+    let mut additions = Vec::new();
+    while let [_, _, ..] = sums[..] {
+        let pair = |pair: &[usize; 2]| if pair[1] == own { [pair[1], pair[0]] } else { *pair };
+        let level: Vec<_> = sums.as_chunks().0.iter().map(pair).collect();
+        sums = level.iter().map(|[into, _]| *into).collect();
+        additions.extend(level);
+    }
+    additions
 }
 
 #[cfg(test)]
@@ -74,26 +157,46 @@ mod tests {
     use super::*;
     use crate::backend::DType;
 
+    fn tensor(buffer: usize, shape: [usize; 2]) -> Tensor {
+        Tensor { buffer, offset: 0, shape, stride: shape[1], dtype: DType::F32 }
+    }
+
     #[test]
-    fn buckets_hold_each_row_once_and_are_not_too_large() {
-        let tensor = |buffer, shape: [usize; 2]| Tensor {
-            buffer,
-            offset: 0,
-            shape,
-            stride: shape[1],
-            dtype: DType::F32,
-        };
-        let shapes = [[3, 5], [BUCKET / 4, 7], [1, BUCKET + 9], [1, 8], [0, 4], [2, 0]];
+    fn each_element_is_in_one_part_of_one_bucket() {
+        let shapes = [[3, 5], [BUCKET / 4, 7], [1, BUCKET + 9], [1, 8], [0, 4], [2, 0], [1, 1]];
         let tensors: Vec<_> = (0..).zip(shapes).map(|(at, shape)| tensor(at, shape)).collect();
-        let buckets = buckets(&tensors);
-        let elements = |bucket: &Vec<Tensor>| bucket.iter().map(|t| t.elements()).sum::<usize>();
-        assert!(buckets.iter().all(|bucket| elements(bucket) <= BUCKET + 9), "{buckets:?}");
-        let mut rows = vec![0; tensors.len()];
-        for block in buckets.iter().flatten() {
-            let columns = block.shape[1];
-            assert_eq!(block.offset, rows[block.buffer] * columns, "in order, without gaps");
-            rows[block.buffer] += block.shape[0];
+        for world in [1, 2, 4, 8] {
+            let mut elements = vec![0; tensors.len()];
+            for bucket in cut(&tensors, BUCKET) {
+                assert!(length(&bucket) <= BUCKET, "{bucket:?}");
+                let parts = parts(&bucket, world);
+                assert_eq!(parts.len(), world);
+                let most = received_elements(&tensors, world);
+                assert!(parts.iter().all(|part| length(part) <= most), "{parts:?}");
+                for tensor in parts.iter().flatten() {
+                    assert_eq!(tensor.offset, elements[tensor.buffer], "in order, without gaps");
+                    assert_eq!(tensor.offset % LINE, 0);
+                    elements[tensor.buffer] += tensor.elements();
+                }
+            }
+            assert_eq!(elements, shapes.map(|[rows, columns]| rows * columns));
         }
-        assert_eq!(rows, shapes.map(|[rows, _]| rows));
+    }
+
+    #[test]
+    fn every_rank_adds_the_same_tree() {
+        for world in [1, 2, 4, 8] {
+            for own in 0..world {
+                let mut sums: Vec<String> = (0..world).map(|rank| rank.to_string()).collect();
+                for [into, from] in additions(world, own) {
+                    let mut pair = [sums[into].clone(), sums[from].clone()];
+                    // Addition commutes, so the order of a pair is that of its first ranks.
+                    pair.sort_by_key(|sum| sum.trim_start_matches('(').to_owned());
+                    sums[into] = format!("({}+{})", pair[0], pair[1]);
+                }
+                let expected = ["0", "(0+1)", "((0+1)+(2+3))", "(((0+1)+(2+3))+((4+5)+(6+7)))"];
+                assert_eq!(sums[own], expected[world.ilog2() as usize]);
+            }
+        }
     }
 }

@@ -15,8 +15,9 @@ use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
 use crate::{
     Error,
     backend::{
-        Backend, PendingReport, Region, StepReport, Tensor,
+        Backend, DType, PendingReport, Region, StepReport, Tensor,
         op::{Add, Copy},
+        reduce::{received_elements, stages},
     },
     group::{Group, misfit, to_bytes, to_floats},
     nn::{Parameters, Pass},
@@ -43,6 +44,19 @@ pub(super) fn partial_sums(
     let levels = (recipe.replicas.get() / world as u32).ilog2();
     (0..levels)
         .map(|_| parameters.beside(backend, "partial sum of gradients", Region::Gradients))
+        .collect()
+}
+
+/// Memory for the gradients that each other rank sends.
+pub(super) fn received(
+    backend: &mut dyn Backend,
+    parameters: &Parameters,
+    world: usize,
+) -> Result<Vec<Tensor>, Error> {
+    let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
+    let shape = [1, received_elements(&gradients, world)];
+    (1..world)
+        .map(|_| backend.alloc("received gradients", shape, DType::F32, Region::Gradients))
         .collect()
 }
 
@@ -98,6 +112,14 @@ impl Trainer {
             .try_for_each(|(parameter, &to)| backend.run(Copy { from: parameter.gradient, to }))
     }
 
+    /// Prepares the exchange of gradients between the ranks; see [`Backend::connect`].
+    ///
+    /// # Errors
+    /// Errors of [`Backend::connect`].
+    pub fn connect(&mut self) -> Result<Option<String>, Error> {
+        self.backend.connect(&mut *self.group)
+    }
+
     /// Sums the gradients over all ranks and gathers the losses of the micro-steps, of which the
     /// first `rows` are this rank's, and their `targets`; none with one rank.
     pub(super) fn reduce(
@@ -105,11 +127,16 @@ impl Trainer {
         rows: usize,
         targets: &mut Vec<usize>,
     ) -> Result<Option<Shared>, Error> {
-        let Self { backend, group, allocated: Allocated { parameters, losses, .. }, .. } = self;
+        let Self { backend, group, allocated, .. } = self;
+        let Allocated { parameters, received, losses, .. } = allocated;
         if group.world() == 1 {
             return Ok(None);
         }
-        let own = backend.download(losses.first_rows(rows))?;
+        // Read while the gradients travel, so that the device need not wait for the host.
+        let own = backend.copy_out(&[losses.first_rows(rows)], Vec::new())?;
+        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
+        backend.reduce(&stages(&gradients, received, group.rank()), &mut **group)?;
+        let own = own()?.concat();
         let counts = targets.iter().map(|&targets| targets as f32);
         let own: Vec<f32> = own.into_iter().chain(counts).collect();
         let all = group.all_gather(&to_bytes(&own))?;
@@ -122,8 +149,6 @@ impl Trainer {
             shared.losses.extend(losses);
             targets.extend(counts.iter().map(|&targets| targets as usize));
         }
-        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
-        backend.reduce(&gradients, &mut **group)?;
         Ok(Some(shared))
     }
 

@@ -16,7 +16,7 @@ pub(super) fn survey() -> (Value, Vec<String>) {
 
 /// The report as JSON and as lines.
 fn report(
-    Survey { libraries, driver }: Survey,
+    Survey { libraries, nccl, driver }: Survey,
     kernels: impl Fn(Architecture) -> Result<Kernels, Error>,
 ) -> (Value, Vec<String>) {
     let mut lines = Vec::new();
@@ -27,6 +27,15 @@ fn report(
         json!({ "name": library.to_string(), "file": file, "problem": problem })
     };
     let libraries: Vec<Value> = libraries.into_iter().map(library).collect();
+    let (nccl, without_nccl) = split(nccl);
+    lines.extend(nccl.as_ref().map(|(file, release)| {
+        format!("CUDA          {} {release}: {}", Library::Nccl, file.display())
+    }));
+    lines.extend(without_nccl.as_ref().map(|problem| {
+        format!("CUDA          {problem}; without it, several GPUs exchange gradients by TCP")
+    }));
+    let (file, nccl_release) = nccl.unzip();
+    let nccl = json!({ "file": file, "release": nccl_release, "problem": without_nccl });
     let (driver, problem) = split(driver);
     // A missing driver is already in the lines of the libraries.
     let is_new = |problem: &&String| libraries.iter().all(|row| row["problem"] != **problem);
@@ -62,8 +71,8 @@ fn report(
         })
     };
     let gpus: Vec<Value> = gpus.into_iter().enumerate().map(gpu).collect();
-    let report =
-        json!({ "libraries": libraries, "release": release, "gpus": gpus, "problem": problem });
+    let report = json!({ "libraries": libraries, "nccl": nccl, "release": release, "gpus": gpus,
+            "problem": problem });
     (report, lines)
 }
 
@@ -116,8 +125,11 @@ mod tests {
                 &[FILE, release, "compute capability 7.5, 3072 MiB; G has "],
             ),
         ] {
-            let survey = Survey { libraries: vec![(Library::Driver, library)], driver };
-            let (_, lines) = report(survey, |_| kernels.clone());
+            let nccl = Ok(("libnccl.so.2".into(), "2.27.5".to_owned()));
+            let survey = Survey { libraries: vec![(Library::Driver, library)], nccl, driver };
+            let (_, mut lines) = report(survey, |_| kernels.clone());
+            let nccl = lines.remove(1);
+            assert!(nccl.ends_with("(NCCL) 2.27.5: libnccl.so.2"), "{nccl}");
             assert_eq!(lines.len(), expected.len(), "{lines:?}");
             for (line, expected) in lines.iter().zip(expected) {
                 assert!(line.contains(expected), "{expected:?} is missing in {line:?}");

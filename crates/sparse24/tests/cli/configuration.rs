@@ -85,6 +85,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         // Impossible values.
         ("batch.size=99999999999", "16777216*99999999999"),
         ("backend.threads=99999", "4096*99999"),
+        ("backend.exchange=nccl", "auto or tcp*nccl with cpu"),
         ("model.heads=3", "model.d_model*128*3"),
         ("model.d_model=130 model.heads=2", "4*model.heads*2*130"),
         ("model.d_model=130", "4*model.heads*130"),

@@ -21,6 +21,7 @@ impl From<Refusal> for Error {
                 };
                 Self::Device(format!("{full}; {advice}"))
             }
+            lost @ Refusal::Transfer { .. } => Self::Peer(lost.to_string()),
             defect @ (Refusal::Gaps { .. }
             | Refusal::OutOfRange { .. }
             | Refusal::Alignment { .. }
