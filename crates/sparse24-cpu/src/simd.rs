@@ -213,6 +213,23 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
+    /// Sorts 0..128 by keys below 16, ascending where they are the same. Returns the number of keys
+    /// up to each.
+    #[inline(always)]
+    fn sort(self, keys: &[u8; 128], sorted: &mut [u8; 128]) -> [u8; 16] {
+        let mut places = [0_u8; 16];
+        keys.iter().for_each(|&key| places[usize::from(key % 16)] += 1);
+        let mut smaller = 0;
+        for place in &mut places {
+            (*place, smaller) = (smaller, smaller + *place);
+        }
+        for (number, &key) in keys.iter().enumerate() {
+            let place = &mut places[usize::from(key % 16)];
+            sorted[usize::from(*place) % 128] = number as u8;
+            *place += 1;
+        }
+        places
+    }
 }
 
 /// Defines methods of [`Vector`] that take and return vectors: `name(argument: type) -> type =

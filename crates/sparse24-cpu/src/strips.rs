@@ -11,13 +11,13 @@ use core::cell::RefCell;
 use std::ops::Range;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, parallel::prelude::*, s};
+use rayon::slice::ParallelSliceMut;
 use sparse24_core::op::Accumulate;
 
 use crate::{
     Error, check,
     product::{add, load},
     simd::{Available, Kernel, Vector},
-    tasks,
 };
 
 /// Rows of a strip.
@@ -68,25 +68,48 @@ impl Strips {
 
     /// Bytes of a matrix of this shape.
     #[must_use]
-    pub fn bytes([m, k]: [usize; 2]) -> usize {
-        m.div_ceil(ROWS) * k.div_ceil(BLOCK) * size_of::<Block>()
+    pub fn bytes([m, k]: [usize; 2]) -> u64 {
+        let blocks = (m.div_ceil(ROWS) as u64).saturating_mul(k.div_ceil(BLOCK) as u64);
+        blocks.saturating_mul(size_of::<Block>() as u64)
     }
 
-    fn reshape(&mut self, shape: [usize; 2]) {
-        self.shape = shape;
-        self.blocks.resize(Self::bytes(shape) / size_of::<Block>(), Block::ZERO);
+    /// Bytes of the largest matrix that it has held.
+    #[must_use]
+    pub fn allocated(&self) -> usize {
+        size_of_val(&self.blocks[..])
+    }
+
+    /// The blocks of a matrix of this shape.
+    fn reshape(&mut self, [m, k]: [usize; 2]) -> &mut [Block] {
+        self.shape = [m, k];
+        let blocks = m.div_ceil(ROWS) * k.div_ceil(BLOCK);
+        self.blocks.resize(self.blocks.len().max(blocks), Block::ZERO);
+        &mut self.blocks[..blocks]
     }
 
     /// Overwrites shape and elements with those of `a`. A transpose is a `.t()` view. Where the
     /// pattern of zeros is the old one, this is little more than a copy.
     pub fn pack(&mut self, a: ArrayView2<'_, f32>) {
         const TASK: usize = 16;
-        self.reshape(a.dim().into());
-        let strips = a.nrows().div_ceil(ROWS);
-        tasks::for_chunks(&mut self.blocks, TASK, |task, blocks| {
-            Available::best().run(Pack { a, strips, first: task * TASK, blocks });
+        let (m, k) = a.dim();
+        let blocks = self.reshape([m, k]);
+        if m == 0 {
+            return;
+        }
+        let of_columns = blocks.par_chunks_mut(m.div_ceil(ROWS)).enumerate();
+        of_columns.for_each(|(j, blocks)| {
+            let a = a.slice(s![.., part(BLOCK, j, k)]);
+            blocks.par_chunks_mut(TASK).enumerate().for_each(|(i, blocks)| {
+                let a = a.slice(s![part(ROWS * TASK, i, m), ..]);
+                Available::best().run(Pack { a, blocks });
+            });
         });
     }
+}
+
+/// Part number `at` of `0..end`, among parts of this size.
+fn part(size: usize, at: usize, end: usize) -> Range<usize> {
+    size * at..end.min(size * (at + 1))
 }
 
 impl Block {
@@ -107,7 +130,7 @@ impl Block {
 
     /// Brings `kept`, `order` and `ends` in line with `values`.
     #[inline(always)]
-    fn sort(&mut self) {
+    fn sort<V: Vector>(&mut self, v: V) {
         let mut nonzero = [0; ROWS * BLOCK];
         for (nonzero, &value) in nonzero.iter_mut().zip(self.values.as_flattened()) {
             *nonzero = u8::from(value != 0.0);
@@ -120,26 +143,13 @@ impl Block {
         if kept == self.kept {
             return;
         }
-        let mut places = [0_u8; 1 << ROWS];
-        kept.iter().for_each(|&kept| places[usize::from(kept % 16)] += 1);
-        let mut columns = 0;
-        for place in &mut places {
-            (*place, columns) = (columns, columns + *place);
-        }
-        for (column, &kept) in kept.iter().enumerate() {
-            let place = &mut places[usize::from(kept % 16)];
-            self.order[usize::from(*place) % BLOCK] = column as u8;
-            *place += 1;
-        }
-        (self.kept, self.ends) = (kept, places);
+        (self.kept, self.ends) = (kept, v.sort(&kept, &mut self.order));
     }
 }
 
-/// Packs some blocks, the first of which has the number `first`.
+/// Packs the blocks of a part of A.
 struct Pack<'a> {
     a: ArrayView2<'a, f32>,
-    strips: usize,
-    first: usize,
     blocks: &'a mut [Block],
 }
 
@@ -148,58 +158,64 @@ impl Kernel for Pack<'_> {
 
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        for (at, block) in self.blocks.iter_mut().enumerate() {
-            let (column, strip) =
-                ((self.first + at) / self.strips, (self.first + at) % self.strips);
-            let a = within(self.a, ROWS, strip, BLOCK, column);
-            read(v, a.reversed_axes(), &mut block.values);
-            block.sort();
+        let Self { a, blocks } = self;
+        let (rows, columns) = a.dim();
+        for block in &mut *blocks {
+            block.values[columns..].fill([0.0; ROWS]);
+        }
+        if rows % ROWS != 0 {
+            blocks[rows / ROWS].values = [[0.0; ROWS]; BLOCK];
+        }
+        if a.strides()[0] == 1 {
+            for (at, column) in a.axis_iter(Axis(1)).enumerate() {
+                let column = column.to_slice().expect("columns are contiguous");
+                for (block, rows) in blocks.iter_mut().zip(column.chunks(ROWS)) {
+                    match rows.first_chunk() {
+                        Some(&rows) => block.values[at] = rows,
+                        None => block.values[at][..rows.len()].copy_from_slice(rows),
+                    }
+                }
+            }
+        } else {
+            for (block, a) in blocks.iter_mut().zip(a.axis_chunks_iter(Axis(0), ROWS)) {
+                match four(a) {
+                    Some(rows) => transpose(v, rows, |at, column| block.values[at] = column),
+                    None => a.indexed_iter().for_each(|((i, j), &a)| block.values[j][i] = a),
+                }
+            }
+        }
+        for block in blocks {
+            block.sort(v);
         }
     }
 }
 
-/// The part of a matrix with these numbers, among parts of these extents; smaller at its edge.
-fn within(
-    a: ArrayView2<'_, f32>,
-    rows: usize,
-    row: usize,
-    columns: usize,
-    column: usize,
-) -> ArrayView2<'_, f32> {
-    let (m, n) = a.dim();
-    let range = |size: usize, at: usize, end: usize| size * at..end.min(size * (at + 1));
-    a.slice_move(s![range(rows, row, m), range(columns, column, n)])
+/// Four contiguous rows.
+#[inline(always)]
+fn four(a: ArrayView2<'_, f32>) -> Option<[&[f32]; 4]> {
+    let row = |at| (at < a.nrows()).then(|| a.index_axis_move(Axis(0), at).to_slice()).flatten();
+    Some([row(0)?, row(1)?, row(2)?, row(3)?])
 }
 
-/// Copies a matrix into rows, which are filled up with zeros.
+/// Copies a part of B to a panel.
 #[inline(always)]
-fn read<V: Vector, const N: usize>(v: V, from: ArrayView2<'_, f32>, to: &mut [[f32; N]]) {
-    let (rows, columns) = from.dim();
-    for to in &mut to[rows..] {
-        *to = [0.0; N];
-    }
-    if from.strides()[0] == 1 && from.strides()[1] != 1 {
-        let empty = [0.0; BLOCK];
-        for first in (0..N).step_by(4) {
-            let column = |at: usize| match first + at < columns {
-                true => from.index_axis_move(Axis(1), first + at).to_slice(),
-                false => empty.get(..rows),
-            };
-            if let [Some(a), Some(b), Some(c), Some(d)] = [column(0), column(1), column(2), column(3)]
-            {
-                transpose(v, [a, b, c, d], |row, four| {
-                    to[row][first..first + 4].copy_from_slice(&four);
-                });
+fn read<V: Vector>(v: V, b: ArrayView2<'_, f32>, Panel(panel): &mut Panel) {
+    if b.strides()[0] == 1 {
+        for (j, b) in b.axis_chunks_iter(Axis(1), 4).enumerate() {
+            match four(b.reversed_axes()) {
+                Some(columns) => transpose(v, columns, |at, row| {
+                    panel[at][4 * j..][..4].copy_from_slice(&row);
+                }),
+                None => b.indexed_iter().for_each(|((at, i), &b)| panel[at][4 * j + i] = b),
             }
         }
         return;
     }
-    for (to, from) in to.iter_mut().zip(from.outer_iter()) {
-        match from.to_slice() {
-            Some(from) => to[..columns].copy_from_slice(from),
-            None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
+    for (panel, b) in panel.iter_mut().zip(b.outer_iter()) {
+        match b.to_slice() {
+            Some(b) => panel[..b.len()].copy_from_slice(b),
+            None => panel.iter_mut().zip(b).for_each(|(panel, &b)| *panel = b),
         }
-        to[columns..].fill(0.0);
     }
 }
 
@@ -271,9 +287,9 @@ pub fn matmul_at(
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let height = task_rows(m, n);
-    c.axis_chunks_iter_mut(Axis(1), PANEL).into_par_iter().enumerate().for_each(|(j, mut c)| {
-        let b = within(b, k, 0, PANEL, j);
+    let [height, width] = task(m, n);
+    c.axis_chunks_iter_mut(Axis(1), width).into_par_iter().enumerate().for_each(|(j, mut c)| {
+        let b = b.slice(s![.., part(width, j, n)]);
         c.axis_chunks_iter_mut(Axis(0), height).into_par_iter().enumerate().for_each(|(i, c)| {
             SCRATCH.with_borrow_mut(|scratch| {
                 level.run(Task { a, b, bias, first: i * height, c, accumulate, scratch });
@@ -283,14 +299,16 @@ pub fn matmul_at(
     Ok(())
 }
 
-/// Rows of C per task: at most 512, so that their sums stay in the L2 cache, and fewer, down to 64,
-/// where that gives at least 8 tasks.
-fn task_rows(m: usize, n: usize) -> usize {
-    let tasks = 8_usize.div_ceil(n.div_ceil(PANEL)).max(m.div_ceil(512)).min(m.div_ceil(64));
-    m.div_ceil(tasks).next_multiple_of(ROWS)
+/// Rows and columns of C per task: at most 256 of either, so that the operands of a block and the
+/// sums stay in the L2 cache, and fewer where that gives at least 8 tasks, down to 64.
+fn task(m: usize, n: usize) -> [usize; 2] {
+    let width = if n > 512 { 256 } else { 128.min(n.next_multiple_of(PANEL)) };
+    let tasks = 8_usize.div_ceil(n.div_ceil(width)).max(m.div_ceil(256)).min(m.div_ceil(64));
+    [m.div_ceil(tasks).next_multiple_of(ROWS), width]
 }
 
 /// Rows of B, aligned to cache lines.
+#[derive(Clone)]
 #[repr(align(64))]
 struct Panel([[f32; PANEL]; BLOCK]);
 
@@ -299,19 +317,18 @@ struct Panel([[f32; PANEL]; BLOCK]);
 #[repr(align(64))]
 struct Sums([[f32; PANEL]; ROWS]);
 
+#[derive(Default)]
 struct Scratch {
-    panel: Box<Panel>,
+    panels: Vec<Panel>,
+    /// Of the first panel, then of the next.
     sums: Vec<Sums>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
-        panel: Box::new(Panel([[0.0; PANEL]; BLOCK])),
-        sums: Vec::new(),
-    });
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// At most [`PANEL`] columns of B and C, and the rows of C from `first` on.
+/// Some columns of B and C, and the rows of C from `first` on.
 struct Task<'a> {
     a: &'a Strips,
     b: ArrayView2<'a, f32>,
@@ -326,38 +343,57 @@ impl Kernel for Task<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Vector>(self, v: V) {
+    fn run<V: Vector>(mut self, v: V) {
         let (rows, columns) = self.c.dim();
-        let strips = rows.div_ceil(ROWS);
-        let Scratch { panel, sums } = self.scratch;
-        sums.resize(sums.len().max(strips), Sums([[0.0; PANEL]; ROWS]));
-        let sums = &mut sums[..strips];
-        for (row, sums) in sums.iter_mut().flat_map(|Sums(sums)| sums).take(rows).enumerate() {
-            sums.fill(self.bias.map_or(0.0, |bias| bias[self.first + row]));
+        let (strips, count) = (rows.div_ceil(ROWS), columns.div_ceil(PANEL));
+        let Scratch { panels, sums } = self.scratch;
+        panels.resize(panels.len().max(count), Panel([[0.0; PANEL]; BLOCK]));
+        sums.resize(sums.len().max(count * strips), Sums([[0.0; PANEL]; ROWS]));
+        let sums = &mut sums[..count * strips];
+        for sums in sums.chunks_exact_mut(strips) {
+            for (row, sums) in sums.iter_mut().flat_map(|Sums(sums)| sums).take(rows).enumerate() {
+                sums.fill(self.bias.map_or(0.0, |bias| bias[self.first + row]));
+            }
         }
         let of_task = self.first / ROWS..self.first / ROWS + strips;
-        let columns_of_a = self.a.blocks.chunks_exact(self.a.shape[0].div_ceil(ROWS));
-        for (at, blocks) in columns_of_a.enumerate() {
-            read(v, within(self.b, BLOCK, at, PANEL, 0), &mut panel.0);
-            for (block, sums) in blocks[of_task.clone()].iter().zip(&mut *sums) {
-                let mut first = 0;
-                while first < columns {
-                    first += match (columns - first).div_ceil(V::LANES) {
-                        1 => add_block::<V, 1>(v, block, panel, sums, first),
-                        // AVX-512 has registers for four rows of four vectors.
-                        3.. if V::LANES == 16 => add_block::<V, 4>(v, block, panel, sums, first),
-                        _ => add_block::<V, 2>(v, block, panel, sums, first),
-                    };
+        let [m, k] = self.a.shape;
+        let of_columns = self.a.blocks.chunks_exact(m.div_ceil(ROWS)).take(k.div_ceil(BLOCK));
+        for (at, blocks) in of_columns.enumerate() {
+            let b = self.b.slice(s![part(BLOCK, at, k), ..]);
+            let parts = b.axis_chunks_iter(Axis(1), PANEL);
+            for ((panel, b), sums) in
+                panels.iter_mut().zip(parts).zip(sums.chunks_exact_mut(strips))
+            {
+                read(v, b, panel);
+                for (block, sums) in blocks[of_task.clone()].iter().zip(sums) {
+                    add_block(v, block, panel, sums, b.ncols());
                 }
             }
         }
-        write(v, sums, self.c, self.accumulate);
+        let parts = self.c.axis_chunks_iter_mut(Axis(1), PANEL);
+        for (sums, c) in sums.chunks_exact(strips).zip(parts) {
+            write(v, sums, c, self.accumulate);
+        }
+    }
+}
+
+/// sums += block panel, for some columns of the panel.
+#[inline(always)]
+fn add_block<V: Vector>(v: V, block: &Block, panel: &Panel, sums: &mut Sums, columns: usize) {
+    let mut first = 0;
+    while first < columns {
+        first += match (columns - first).div_ceil(V::LANES) {
+            1 => add_part::<V, 1>(v, block, panel, sums, first),
+            // AVX-512 has registers for four rows of four vectors.
+            3.. if V::LANES == 16 => add_part::<V, 4>(v, block, panel, sums, first),
+            _ => add_part::<V, 2>(v, block, panel, sums, first),
+        };
     }
 }
 
 /// sums += block panel, for N vectors of columns from `first` on; returns their number.
 #[inline(always)]
-fn add_block<V: Vector, const N: usize>(
+fn add_part<V: Vector, const N: usize>(
     v: V,
     block: &Block,
     panel: &Panel,
@@ -407,20 +443,31 @@ fn add_set<V: Vector, const N: usize, const SET: usize>(
 /// c = sums, or c += sums.
 #[inline(always)]
 fn write<V: Vector>(v: V, sums: &[Sums], mut c: ArrayViewMut2<'_, f32>, accumulate: Accumulate) {
-    let (rows, columns) = c.dim();
     let put = |to: &mut f32, sum: f32| match accumulate {
         Accumulate::Overwrite => *to = sum,
         Accumulate::Add => *to += sum,
     };
-    if c.strides()[0] == 1 && c.strides()[1] != 1 {
-        for (strip, Sums([a, b, x, y])) in sums.iter().enumerate() {
-            let rows = ROWS * strip..rows.min(ROWS * (strip + 1));
-            let sums = [&a[..columns], &b[..columns], &x[..columns], &y[..columns]];
-            transpose(v, sums, |column, four| {
-                let mut c = c.index_axis_mut(Axis(1), column);
-                let c = c.as_slice_mut().expect("columns are contiguous");
-                c[rows.clone()].iter_mut().zip(four).for_each(|(c, sum)| put(c, sum));
-            });
+    if c.strides()[0] == 1 {
+        let columns = c.ncols();
+        let mut c: Vec<_> = c
+            .axis_iter_mut(Axis(1))
+            .map(|c| c.into_slice().expect("columns are contiguous"))
+            .collect();
+        // Sixteen rows of sixteen columns: whole cache lines, few of which compete for a place.
+        for (at, sums) in sums.chunks(16 / ROWS).enumerate() {
+            for first in (0..columns).step_by(16) {
+                let some = first..columns.min(first + 16);
+                for (strip, Sums(sums)) in sums.iter().enumerate() {
+                    let sums = sums.each_ref().map(|sums| &sums[some.clone()]);
+                    transpose(v, sums, |column, four| {
+                        let c = &mut c[first + column][16 * at + ROWS * strip..];
+                        match (c.first_chunk_mut(), accumulate) {
+                            (Some(c), Accumulate::Overwrite) => *c = four,
+                            _ => c.iter_mut().zip(four).for_each(|(c, sum)| put(c, sum)),
+                        }
+                    });
+                }
+            }
         }
         return;
     }

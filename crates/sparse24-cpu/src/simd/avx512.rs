@@ -104,6 +104,39 @@ impl Vector for Avx512 {
             }
         }
     }
+    #[inline(always)]
+    fn sort(self, keys: &[u8; 128], sorted: &mut [u8; 128]) -> [u8; 16] {
+        const NUMBERS: [u8; 64] = {
+            let mut numbers = [0; 64];
+            let mut number = 0;
+            while number < 64 {
+                numbers[number] = number as u8;
+                number += 1;
+            }
+            numbers
+        };
+        // A compressed vector is stored whole; what lies beyond its numbers is overwritten later.
+        let mut buffer = [0; 128 + 64];
+        let (mut ends, mut end) = ([0; 16], 0);
+        // SAFETY: the token proves the features. The halves of `keys` and `NUMBERS` are vectors;
+        // `end` counts distinct numbers below 128, so a vector fits into the buffer behind it.
+        unsafe {
+            let numbers = _mm512_loadu_si512(NUMBERS.as_ptr().cast());
+            let numbers = [numbers, _mm512_add_epi8(numbers, _mm512_set1_epi8(64))];
+            let keys = [0, 64].map(|at| _mm512_loadu_si512(keys.as_ptr().add(at).cast()));
+            for (key, place) in ends.iter_mut().enumerate() {
+                for (keys, numbers) in keys.into_iter().zip(numbers) {
+                    let with = _mm512_cmpeq_epi8_mask(keys, _mm512_set1_epi8(key as i8));
+                    let packed = _mm512_maskz_compress_epi8(with, numbers);
+                    _mm512_storeu_si512(buffer.as_mut_ptr().add(end).cast(), packed);
+                    end += with.count_ones() as usize;
+                }
+                *place = end as u8;
+            }
+        }
+        sorted.copy_from_slice(&buffer[..128]);
+        ends
+    }
 
     vector_methods! { [unsafe]
         add(a: F, b: F) -> F = _mm512_add_ps(a, b);
