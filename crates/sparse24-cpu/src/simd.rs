@@ -201,6 +201,9 @@ pub(crate) trait Vector: Copy {
     /// Transposes each 4x4 tile of four rows of `LANES/4` tiles. [`lane_of_tile`] gives the order
     /// of the tiles in the result.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
+    /// The quads (four lanes each) of four vectors, transposed: the first of each vector, then the
+    /// second of each, and so on.
+    fn transpose_quads(self, vectors: [Self::F; 4]) -> [Self::F; 4];
     /// Replaces codes by the tiles of [`CODES`]. Codes come in groups of `LANES`, in the order of
     /// [`lane_of_tile`]; there is one code per tile, and the number of tiles is a multiple of 32.
     #[inline(always)]

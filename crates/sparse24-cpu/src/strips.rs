@@ -178,8 +178,8 @@ impl Kernel for Pack<'_> {
             }
         } else {
             for (block, a) in blocks.iter_mut().zip(a.axis_chunks_iter(Axis(0), ROWS)) {
-                match four(a) {
-                    Some(rows) => transpose(v, rows, |at, column| block.values[at] = column),
+                match rows_of(a) {
+                    Some(rows) => transpose4(v, rows, &mut block.values[..columns]),
                     None => a.indexed_iter().for_each(|((i, j), &a)| block.values[j][i] = a),
                 }
             }
@@ -190,23 +190,29 @@ impl Kernel for Pack<'_> {
     }
 }
 
-/// Four contiguous rows.
+/// The rows of a matrix, if it has as many and they are contiguous.
 #[inline(always)]
-fn four(a: ArrayView2<'_, f32>) -> Option<[&[f32]; 4]> {
-    let row = |at| (at < a.nrows()).then(|| a.index_axis_move(Axis(0), at).to_slice()).flatten();
-    Some([row(0)?, row(1)?, row(2)?, row(3)?])
+fn rows_of<const N: usize>(a: ArrayView2<'_, f32>) -> Option<[&[f32]; N]> {
+    if a.nrows() != N {
+        return None;
+    }
+    let mut rows = [&[][..]; N];
+    for (at, row) in rows.iter_mut().enumerate() {
+        *row = a.index_axis_move(Axis(0), at).to_slice()?;
+    }
+    Some(rows)
 }
 
 /// Copies a part of B to a panel.
 #[inline(always)]
 fn read<V: Vector>(v: V, b: ArrayView2<'_, f32>, Panel(panel): &mut Panel) {
     if b.strides()[0] == 1 {
-        for (j, b) in b.axis_chunks_iter(Axis(1), 4).enumerate() {
-            match four(b.reversed_axes()) {
-                Some(columns) => transpose(v, columns, |at, row| {
-                    panel[at][4 * j..][..4].copy_from_slice(&row);
+        for (j, b) in b.axis_chunks_iter(Axis(1), 16).enumerate() {
+            match rows_of(b.reversed_axes()) {
+                Some(columns) => transpose16(v, columns, |at, row| {
+                    store16(v, row, &mut panel[at][16 * j..]);
                 }),
-                None => b.indexed_iter().for_each(|((at, i), &b)| panel[at][4 * j + i] = b),
+                None => b.indexed_iter().for_each(|((at, i), &b)| panel[at][16 * j + i] = b),
             }
         }
         return;
@@ -219,26 +225,65 @@ fn read<V: Vector>(v: V, b: ArrayView2<'_, f32>, Panel(panel): &mut Panel) {
     }
 }
 
-/// Calls `put` with the columns of four rows.
+/// Calls `put` with the columns of sixteen rows, as vectors.
 #[inline(always)]
-fn transpose<V: Vector>(v: V, rows: [&[f32]; 4], mut put: impl FnMut(usize, [f32; 4])) {
+fn transpose16<V: Vector>(v: V, rows: [&[f32]; 16], mut put: impl FnMut(usize, &[V::F])) {
     let columns = rows[0].len();
     let rows = rows.map(|row| &row[..columns]);
+    let mut first = 0;
+    while columns > first {
+        // The last columns are loaded from a copy.
+        let mut copies = [[0.0; 16]; 16];
+        let whole = columns - first >= V::LANES;
+        if !whole {
+            for (copy, row) in copies.iter_mut().zip(rows) {
+                copy[..columns - first].copy_from_slice(&row[first..]);
+            }
+        }
+        let mut tiles = [[v.splat(0.0); 4]; 4];
+        for i in 0..4 {
+            let row =
+                |at: usize| if whole { &rows[4 * i + at][first..] } else { &copies[4 * i + at] };
+            tiles[i] =
+                v.transpose_tiles([v.load(row(0)), v.load(row(1)), v.load(row(2)), v.load(row(3))]);
+        }
+        for i in 0..4 {
+            let quads = v.transpose_quads([tiles[0][i], tiles[1][i], tiles[2][i], tiles[3][i]]);
+            for (tile, column) in quads.chunks_exact(16 / V::LANES).enumerate() {
+                if first + 4 * tile + i < columns {
+                    put(first + 4 * tile + i, column);
+                }
+            }
+        }
+        first += V::LANES;
+    }
+}
+
+#[inline(always)]
+fn store16<V: Vector>(v: V, column: &[V::F], to: &mut [f32]) {
+    for (&column, to) in column.iter().zip(to[..16].chunks_exact_mut(V::LANES)) {
+        v.store(column, to);
+    }
+}
+
+/// The columns of four rows.
+#[inline(always)]
+fn transpose4<V: Vector>(v: V, rows: [&[f32]; 4], to: &mut [[f32; 4]]) {
+    let [a, b, c, d] = rows.map(|row| &row[..to.len()]);
     let mut at = 0;
-    while columns - at >= V::LANES {
-        let [a, b, c, d] = rows;
+    while to.len() - at >= V::LANES {
         let tiles = [v.load(&a[at..]), v.load(&b[at..]), v.load(&c[at..]), v.load(&d[at..])];
         for (i, row) in v.transpose_tiles(tiles).into_iter().enumerate() {
             let mut stored = [0.0; 16];
             v.store(row, &mut stored);
             for (tile, &four) in stored.as_chunks().0[..V::LANES / 4].iter().enumerate() {
-                put(at + 4 * tile + i, four);
+                to[at + 4 * tile + i] = four;
             }
         }
         at += V::LANES;
     }
-    for at in at..columns {
-        put(at, [rows[0][at], rows[1][at], rows[2][at], rows[3][at]]);
+    for at in at..to.len() {
+        to[at] = [a[at], b[at], c[at], d[at]];
     }
 }
 
@@ -287,7 +332,7 @@ pub fn matmul_at(
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let [height, width] = task(m, n);
+    let [height, width] = task(a.shape, n);
     c.axis_chunks_iter_mut(Axis(1), width).into_par_iter().enumerate().for_each(|(j, mut c)| {
         let b = b.slice(s![.., part(width, j, n)]);
         c.axis_chunks_iter_mut(Axis(0), height).into_par_iter().enumerate().for_each(|(i, c)| {
@@ -299,12 +344,14 @@ pub fn matmul_at(
     Ok(())
 }
 
-/// Rows and columns of C per task: at most 256 of either, so that the operands of a block and the
-/// sums stay in the L2 cache, and fewer where that gives at least 8 tasks, down to 64.
-fn task(m: usize, n: usize) -> [usize; 2] {
-    let width = if n > 512 { 256 } else { 128.min(n.next_multiple_of(PANEL)) };
-    let tasks = 8_usize.div_ceil(n.div_ceil(width)).max(m.div_ceil(256)).min(m.div_ceil(64));
-    [m.div_ceil(tasks).next_multiple_of(ROWS), width]
+/// Rows and columns of C per task: where A does not fit the L2 cache, 256 of each, so that a part
+/// of A serves many columns; otherwise 1024 rows of one panel. Fewer rows, down to 64, where that
+/// gives at least 8 tasks.
+fn task(a: [usize; 2], n: usize) -> [usize; 2] {
+    let [height, width] = if Strips::bytes(a) > 1 << 19 { [256, 4 * PANEL] } else { [1024, PANEL] };
+    let m = a[0];
+    let tasks = 8_usize.div_ceil(n.div_ceil(width)).max(m.div_ceil(height)).min(m.div_ceil(64));
+    [m.div_ceil(tasks).next_multiple_of(16), width]
 }
 
 /// Rows of B, aligned to cache lines.
@@ -448,24 +495,21 @@ fn write<V: Vector>(v: V, sums: &[Sums], mut c: ArrayViewMut2<'_, f32>, accumula
         Accumulate::Add => *to += sum,
     };
     if c.strides()[0] == 1 {
-        let columns = c.ncols();
+        let (rows, columns) = c.dim();
         let mut c: Vec<_> = c
             .axis_iter_mut(Axis(1))
             .map(|c| c.into_slice().expect("columns are contiguous"))
             .collect();
-        // Sixteen rows of sixteen columns: whole cache lines, few of which compete for a place.
-        for (at, sums) in sums.chunks(16 / ROWS).enumerate() {
-            for first in (0..columns).step_by(16) {
-                let some = first..columns.min(first + 16);
-                for (strip, Sums(sums)) in sums.iter().enumerate() {
-                    let sums = sums.each_ref().map(|sums| &sums[some.clone()]);
-                    transpose(v, sums, |column, four| {
-                        let c = &mut c[first + column][16 * at + ROWS * strip..];
-                        match (c.first_chunk_mut(), accumulate) {
-                            (Some(c), Accumulate::Overwrite) => *c = four,
-                            _ => c.iter_mut().zip(four).for_each(|(c, sum)| put(c, sum)),
-                        }
-                    });
+        for (at, sums) in sums.chunks(4).enumerate() {
+            let first = 16 * at;
+            let mut of_rows = [&[][..]; 16];
+            let all = sums.iter().flat_map(|Sums(sums)| sums).take(rows - first);
+            of_rows.iter_mut().zip(all).for_each(|(row, sums)| *row = &sums[..columns]);
+            if rows - first >= 16 && accumulate == Accumulate::Overwrite {
+                transpose16(v, of_rows, |at, column| store16(v, column, &mut c[at][first..]));
+            } else {
+                for (row, sums) in of_rows.into_iter().enumerate() {
+                    c.iter_mut().zip(sums).for_each(|(c, &sum)| put(&mut c[first + row], sum));
                 }
             }
         }

@@ -81,6 +81,22 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
+    fn transpose_quads(self, [a, b, c, d]: [Self::F; 4]) -> [Self::F; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (ab01, ab23) =
+                (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let (cd01, cd23) =
+                (_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            [
+                _mm512_shuffle_f32x4::<0x88>(ab01, cd01),
+                _mm512_shuffle_f32x4::<0xdd>(ab01, cd01),
+                _mm512_shuffle_f32x4::<0x88>(ab23, cd23),
+                _mm512_shuffle_f32x4::<0xdd>(ab23, cd23),
+            ]
+        }
+    }
+    #[inline(always)]
     fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
         let (tables, _) = CODES.as_chunks::<{ 2 * LANES }>();
         let codes = codes.as_chunks::<LANES>().0.as_chunks::<2>().0;
