@@ -10,7 +10,7 @@
 use core::cell::RefCell;
 use std::ops::Range;
 
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, parallel::prelude::*, s};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, ShapeBuilder, parallel::prelude::*, s};
 use rayon::slice::ParallelSliceMut;
 use sparse24_core::op::Accumulate;
 
@@ -25,6 +25,9 @@ const ROWS: usize = 4;
 
 /// Columns of a block. As many rows of a panel of B fill an L1 cache.
 const BLOCK: usize = 128;
+
+/// Strips that are packed together.
+const STRIPS: usize = 16;
 
 /// Columns of B that are multiplied together.
 const PANEL: usize = 64;
@@ -90,18 +93,41 @@ impl Strips {
     /// Overwrites shape and elements with those of `a`. A transpose is a `.t()` view. Where the
     /// pattern of zeros is the old one, this is little more than a copy.
     pub fn pack(&mut self, a: ArrayView2<'_, f32>) {
-        const TASK: usize = 16;
-        let (m, k) = a.dim();
+        self.pack_parts(a.dim().into(), |rows, columns, blocks| {
+            Available::best().run(Pack { a: a.slice(s![rows, columns]), blocks });
+        });
+    }
+
+    /// [`Self::pack`], of parts that `fill` overwrites: it is called with rows and columns of A, and
+    /// with the transpose of that part.
+    pub(crate) fn pack_transposed(
+        &mut self,
+        shape: [usize; 2],
+        fill: impl Fn(Range<usize>, Range<usize>, ArrayViewMut2<'_, f32>) + Sync,
+    ) {
+        self.pack_parts(shape, |rows, columns, blocks| {
+            let mut part = [[0.0; ROWS * STRIPS]; BLOCK];
+            let shape = (columns.len(), rows.len()).strides((ROWS * STRIPS, 1));
+            let mut part = ArrayViewMut2::from_shape(shape, part.as_flattened_mut())
+                .expect("the part is in the buffer");
+            fill(rows, columns, part.view_mut());
+            Available::best().run(Pack { a: part.t(), blocks });
+        });
+    }
+
+    /// Calls `pack` with rows and columns of A, and with their blocks.
+    fn pack_parts(
+        &mut self,
+        [m, k]: [usize; 2],
+        pack: impl Fn(Range<usize>, Range<usize>, &mut [Block]) + Sync,
+    ) {
         let blocks = self.reshape([m, k]);
         if m == 0 {
             return;
         }
-        let of_columns = blocks.par_chunks_mut(m.div_ceil(ROWS)).enumerate();
-        of_columns.for_each(|(j, blocks)| {
-            let a = a.slice(s![.., part(BLOCK, j, k)]);
-            blocks.par_chunks_mut(TASK).enumerate().for_each(|(i, blocks)| {
-                let a = a.slice(s![part(ROWS * TASK, i, m), ..]);
-                Available::best().run(Pack { a, blocks });
+        blocks.par_chunks_mut(m.div_ceil(ROWS)).enumerate().for_each(|(j, blocks)| {
+            blocks.par_chunks_mut(STRIPS).enumerate().for_each(|(i, blocks)| {
+                pack(part(ROWS * STRIPS, i, m), part(BLOCK, j, k), blocks);
             });
         });
     }

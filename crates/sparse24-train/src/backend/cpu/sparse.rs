@@ -4,7 +4,7 @@ use std::mem;
 
 use sparse24_core::{Mask, prune::ValueMap};
 use sparse24_cpu::{
-    mvue::mvue_prune, permute::permuted_mask, prune::masked, search::mask_search,
+    mvue::mvue_strips, permute::permuted_mask, prune::masked, search::mask_search, strips::Strips,
     threshold::soft_threshold,
 };
 
@@ -65,13 +65,10 @@ impl CpuBackend {
 
     /// The estimator reads dZ as it is stored, and its values are stored likewise.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
-        let mut scratch = mem::take(&mut self.scratch);
-        let dz = self.buffers.view(op.dz);
-        let mut sampled = scratch_view(&mut scratch, dz.dim());
-        mvue_prune(dz, op.estimator, self.state.stream(op.site), sampled.view_mut())?;
-        self.round(sampled.view_mut());
-        self.gradients24[op.out.0].pack(sampled.t());
-        self.scratch = scratch;
+        let mut sampled = mem::replace(&mut self.gradients24[op.out.0], Strips::zeros([0, 0]));
+        let (dz, stream) = (self.buffers.view(op.dz), self.state.stream(op.site));
+        mvue_strips(dz, op.estimator, stream, |values| self.round(values), &mut sampled);
+        self.gradients24[op.out.0] = sampled;
         Ok(())
     }
 }
