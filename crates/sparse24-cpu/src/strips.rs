@@ -267,14 +267,16 @@ fn transpose16<V: Vector>(v: V, rows: [&[f32]; 16], mut put: impl FnMut(usize, &
             }
         }
         let mut tiles = [[v.splat(0.0); 4]; 4];
-        for i in 0..4 {
-            let row =
-                |at: usize| if whole { &rows[4 * i + at][first..] } else { &copies[4 * i + at] };
-            tiles[i] =
+        for (tiles, (rows, copies)) in
+            tiles.iter_mut().zip(rows.as_chunks::<4>().0.iter().zip(copies.as_chunks::<4>().0))
+        {
+            let row = |at: usize| if whole { &rows[at][first..] } else { &copies[at][..] };
+            *tiles =
                 v.transpose_tiles([v.load(row(0)), v.load(row(1)), v.load(row(2)), v.load(row(3))]);
         }
+        let [a, b, c, d] = tiles;
         for i in 0..4 {
-            let quads = v.transpose_quads([tiles[0][i], tiles[1][i], tiles[2][i], tiles[3][i]]);
+            let quads = v.transpose_quads([a[i], b[i], c[i], d[i]]);
             for (tile, column) in quads.chunks_exact(16 / V::LANES).enumerate() {
                 if first + 4 * tile + i < columns {
                     put(first + 4 * tile + i, column);
@@ -505,9 +507,9 @@ fn add_set<V: Vector, const N: usize, const SET: usize>(
     for &column in &block.order[start..end] {
         let column = usize::from(column) % BLOCK;
         let b = load(v, &panel[column][columns.clone()]);
-        for row in 0..ROWS {
+        for (row, sums) in sums.iter_mut().enumerate() {
             if SET >> row & 1 == 1 {
-                add(v, &mut sums[row], block.values[column][row], &b);
+                add(v, sums, block.values[column][row], &b);
             }
         }
     }
