@@ -98,7 +98,7 @@ impl Strips {
         });
     }
 
-    /// [`Self::pack`], of parts that `fill` overwrites: it is called with rows and columns of A, and
+    /// [`Self::pack`], of parts that `fill` overwrites: it is called with rows and columns of A and
     /// with the transpose of that part.
     pub(crate) fn pack_transposed(
         &mut self,
@@ -395,7 +395,7 @@ struct Sums([[f32; PANEL]; ROWS]);
 #[derive(Default)]
 struct Scratch {
     panels: Vec<Panel>,
-    /// Of the first panel, then of the next.
+    /// The sums of the first panel, then those of the next.
     sums: Vec<Sums>,
 }
 

@@ -1,7 +1,7 @@
 //! The CPU adaptor: `sparse24-cpu` behind the [`Backend`] contract.
 //!
-//! A [`Weight24`] is S(W) `[r, q]` and its transpose, and a [`Gradient24`] the sampled dZ^T `[r, p]`,
-//! as [`Strips`]: products skip their zeros.
+//! A [`Weight24`] is S(W) `[r, q]` and its transpose, and a [`Gradient24`] the sampled dZ^T
+//! `[r, p]`, as [`Strips`]: products skip their zeros.
 //!
 //! [`Weight24`]: super::Weight24
 //! [`Gradient24`]: super::Gradient24
