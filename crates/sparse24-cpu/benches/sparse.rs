@@ -1,5 +1,9 @@
 //! The sparse kernels against the bytes they must move, a parallel copy of as many bytes, and a
-//! straightforward search.
+//! straightforward search; and products with a 2:4 operand against dense ones.
+//!
+//! ```text
+//! cargo bench -p sparse24-cpu --bench sparse -- [products]
+//! ```
 //!
 //! Every result is verified before it is timed. A table gives medians over rounds in which the
 //! contestants take turns, so that a busy moment affects all of them.
@@ -11,11 +15,15 @@ use rayon::prelude::*;
 use sparse24_core::{
     Mask, MaskKind,
     mvue::{self as core_mvue, Estimator},
+    op::Accumulate,
     philox::{Philox4x32, Purpose, Site, Stream},
     search as core_search,
     tile::TilePattern,
 };
-use sparse24_cpu::{Simd, mvue, prune, search};
+use sparse24_cpu::{
+    Simd, gemm, mvue, prune, search,
+    strips::{self, Strips},
+};
 
 /// Out- and in-features of the weights, and tokens of the gradients.
 const SHAPE: [usize; 2] = [4096, 1024];
@@ -36,10 +44,14 @@ impl<'a> Entry<'a> {
 }
 
 fn main() {
+    if std::env::args().any(|argument| argument == "products") {
+        return products();
+    }
     let w = gaussian();
     searches(&w);
     masked(&w);
     estimates(&w);
+    products();
 }
 
 /// Sums of four uniforms, close to Gaussian weights and the same on every run.
@@ -107,6 +119,85 @@ fn estimates(dz: &Array2<f32>) {
         }));
     }
     contest("MVUE 4096x1024 f32, random numbers included", entries);
+}
+
+/// The products of a layer at the shapes of `shakespeare-char-cpu` and of d_model 768. Weights are
+/// packed once per optimizer step, and so before; the sample of dZ is packed for its product.
+fn products() {
+    println!("\nproducts, {} threads, {}", rayon::current_num_threads(), Simd::detect());
+    println!("{:<30} {:>10} {:>10} {:>7}", "p q r", "dense us", "2:4 us", "ratio");
+    for (p, sizes) in [
+        (768, &[(128, 384), (128, 128), (128, 512), (512, 128)]),
+        (1024, &[(768, 2304), (768, 768), (768, 3072), (3072, 768)]),
+    ] {
+        sizes.iter().for_each(|&(q, r)| products_of([p, q, r]));
+    }
+}
+
+fn products_of([p, q, r]: [usize; 3]) {
+    let numbers = gaussian();
+    let matrix = |rows, columns| {
+        let mut numbers = numbers.iter().copied();
+        Array2::from_shape_simple_fn((rows, columns), || numbers.next().expect("there are enough"))
+    };
+    let (x, w, dz) = (matrix(p, q), matrix(r, q), matrix(p, r));
+    let mask = core_search::mask_search(w.view(), MaskKind::Transposable).expect("tiled");
+    let w = sparse24_core::prune::masked(w.view(), &mask).expect("shapes agree");
+    let samples = [0, 1].map(|step| {
+        let stream = Stream::new(1, Site::new(Purpose::Mvue, 2), 3, step);
+        let mut sample = Array2::zeros((p, r));
+        mvue::mvue_prune(dz.view(), Estimator::Exact, stream, sample.view_mut()).expect("it fits");
+        sample
+    });
+    let [mut forward, mut dgrad, mut wgrad] = [[r, q], [q, r], [r, p]].map(Strips::zeros);
+    forward.pack(w.view());
+    dgrad.pack(w.t());
+    let over = Accumulate::Overwrite;
+    versus("forward", [p, q, r], (p, r), |sparse, z, _| match sparse {
+        false => gemm::matmul(x.view(), w.t(), z.view_mut(), over),
+        true => strips::matmul(&forward, x.t(), None, z.view_mut().reversed_axes(), over),
+    });
+    versus("dgrad", [p, q, r], (p, q), |sparse, dx, _| match sparse {
+        false => gemm::matmul(dz.view(), w.view(), dx.view_mut(), over),
+        true => strips::matmul(&dgrad, dz.t(), None, dx.view_mut().reversed_axes(), over),
+    });
+    versus("wgrad, packed", [p, q, r], (r, q), |sparse, dw, round| {
+        // Another sample has other zeros.
+        let sample = samples[round % 2].t();
+        if !sparse {
+            return gemm::matmul(sample, x.view(), dw.view_mut(), over);
+        }
+        wgrad.pack(sample);
+        strips::matmul(&wgrad, x.view(), None, dw.view_mut(), over)
+    });
+}
+
+/// Times a dense and a sparse product in turns; prints medians and their ratio.
+fn versus(
+    name: &str,
+    [p, q, r]: [usize; 3],
+    shape: (usize, usize),
+    mut run: impl FnMut(bool, &mut Array2<f32>, usize) -> Result<(), sparse24_cpu::Error>,
+) {
+    const ROUNDS: usize = 61;
+    let mut results = [0; 2].map(|_| Array2::zeros(shape));
+    let mut seconds = [const { Vec::new() }; 2];
+    for round in 0..ROUNDS {
+        for (at, (result, seconds)) in results.iter_mut().zip(&mut seconds).enumerate() {
+            let start = Instant::now();
+            run(at == 1, result, round).expect("shapes agree");
+            seconds.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        let [dense, sparse] = &results;
+        let bound = 1e-5 * dense.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        assert!(dense.iter().zip(sparse).all(|(a, b)| (a - b).abs() <= bound), "{name} differs");
+    }
+    let [dense, sparse] = seconds.map(|mut seconds| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[ROUNDS / 2]
+    });
+    let name = format!("{p} {q} {r} {name}");
+    println!("{name:<30} {dense:>10.1} {sparse:>10.1} {:>7.2}", dense / sparse);
 }
 
 /// A copy that reads and writes `bytes` in all, on all threads.

@@ -33,6 +33,7 @@ pub mod search;
 #[allow(unsafe_code)]
 pub mod simd;
 pub mod spmm24;
+pub mod strips;
 mod tasks;
 mod threads;
 pub mod threshold;

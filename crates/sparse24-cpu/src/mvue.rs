@@ -18,6 +18,7 @@ use self::lanes::Sampler;
 use crate::{
     Error, check, compressed,
     simd::{self, Available, Kernel, Vector},
+    strips::Strips,
     tasks,
 };
 
@@ -59,6 +60,23 @@ pub fn mvue_prune(
     mvue_prune_at(Available::best(), dz, estimator, stream, out)
 }
 
+/// The same estimate as strips `[r, p]`. Parts of its transpose pass through `finish` first.
+pub fn mvue_strips(
+    dz: ArrayView2<'_, f32>,
+    estimator: Estimator,
+    stream: Stream,
+    finish: impl Fn(ArrayViewMut2<'_, f32>) + Sync,
+    out: &mut Strips,
+) {
+    let (p, r) = dz.dim();
+    let sampler = Sampler { estimator, stream, p };
+    out.pack_transposed([r, p], |features, tokens, mut out| {
+        let (token, feature) = (tokens.start, features.start);
+        Available::best().run(Prune { dz, token, feature, sampler, out: out.view_mut() });
+        finish(out);
+    });
+}
+
 /// [`mvue_prune`] at a given SIMD level, with the same result.
 ///
 /// # Errors
@@ -75,7 +93,9 @@ pub fn mvue_prune_at(
     let tokens = tasks::rows_per_task(r).next_multiple_of(CALL_TOKENS);
     let sampler = Sampler { estimator, stream, p };
     let parts = out.axis_chunks_iter_mut(Axis(0), tokens).into_par_iter().enumerate();
-    parts.for_each(|(task, out)| level.run(Prune { dz, first: task * tokens, sampler, out }));
+    parts.for_each(|(task, out)| {
+        level.run(Prune { dz, token: task * tokens, feature: 0, sampler, out });
+    });
     Ok(())
 }
 
@@ -85,10 +105,12 @@ const CALL_TOKENS: usize = 16;
 /// Features that are staged at a time.
 const FEATURES: usize = 128;
 
-/// The tokens of the output from `first` on. Lanes are features: four rows are a group per lane.
+/// The tokens of the output are those from `token` on, and its features those from `feature` on.
+/// Lanes are features: four rows are a group per lane.
 struct Prune<'a> {
     dz: ArrayView2<'a, f32>,
-    first: usize,
+    token: usize,
+    feature: usize,
     sampler: Sampler,
     out: ArrayViewMut2<'a, f32>,
 }
@@ -105,9 +127,11 @@ impl Kernel for Prune<'_> {
         for at in (0..tokens).step_by(CALL_TOKENS) {
             for first in (0..r).step_by(FEATURES) {
                 let columns = first..r.min(first + FEATURES);
-                let rows = rows(self.dz, self.first + at, columns.clone(), &mut staging);
+                let features = self.feature + columns.start..self.feature + columns.end;
+                let rows = rows(self.dz, self.token + at, features, &mut staging);
                 for offset in (0..columns.len()).step_by(V::LANES) {
-                    let draws = self.sampler.draw(v, first + offset, self.first + at);
+                    let feature = self.feature + first + offset;
+                    let draws = self.sampler.draw(v, feature, self.token + at);
                     for word in 0..4 {
                         let mut x = [v.splat(0.0); 4];
                         for (x, row) in x.iter_mut().zip(&rows[4 * word..]) {

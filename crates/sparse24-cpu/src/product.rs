@@ -107,7 +107,7 @@ impl Product<'_> {
 
 /// N vectors of a row.
 #[inline(always)]
-fn load<V: Vector, const N: usize>(v: V, row: &[f32]) -> [V::F; N] {
+pub(crate) fn load<V: Vector, const N: usize>(v: V, row: &[f32]) -> [V::F; N] {
     array::from_fn(
         #[inline(always)]
         |at| v.load(&row[at * V::LANES..]),
@@ -116,7 +116,7 @@ fn load<V: Vector, const N: usize>(v: V, row: &[f32]) -> [V::F; N] {
 
 /// sums += a b.
 #[inline(always)]
-fn add<V: Vector, const N: usize>(v: V, sums: &mut [V::F; N], a: f32, b: &[V::F; N]) {
+pub(crate) fn add<V: Vector, const N: usize>(v: V, sums: &mut [V::F; N], a: f32, b: &[V::F; N]) {
     let a = v.splat(a);
     for (sum, &b) in sums.iter_mut().zip(b) {
         *sum = v.mul_add(a, b, *sum);

@@ -201,6 +201,9 @@ pub(crate) trait Vector: Copy {
     /// Transposes each 4x4 tile of four rows of `LANES/4` tiles. [`lane_of_tile`] gives the order
     /// of the tiles in the result.
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4];
+    /// The quads (four lanes each) of four vectors, transposed: the first of each vector, then the
+    /// second of each, and so on.
+    fn transpose_quads(self, vectors: [Self::F; 4]) -> [Self::F; 4];
     /// Replaces codes by the tiles of [`CODES`]. Codes come in groups of `LANES`, in the order of
     /// [`lane_of_tile`]; there is one code per tile, and the number of tiles is a multiple of 32.
     #[inline(always)]
@@ -212,6 +215,23 @@ pub(crate) trait Vector: Copy {
                 *tile = CODES[codes[lane_of_tile(at, Self::LANES)] as usize & 127];
             }
         }
+    }
+    /// Sorts 0..128 by keys below 16, ascending where they are the same. Returns the number of keys
+    /// up to each.
+    #[inline(always)]
+    fn sort(self, keys: &[u8; 128], sorted: &mut [u8; 128]) -> [u8; 16] {
+        let mut places = [0_u8; 16];
+        keys.iter().for_each(|&key| places[usize::from(key % 16)] += 1);
+        let mut smaller = 0;
+        for place in &mut places {
+            (*place, smaller) = (smaller, smaller + *place);
+        }
+        for (number, &key) in keys.iter().enumerate() {
+            let place = &mut places[usize::from(key % 16)];
+            sorted[usize::from(*place) % 128] = number as u8;
+            *place += 1;
+        }
+        places
     }
 }
 

@@ -1,5 +1,5 @@
-//! Whole training steps of `shakespeare-char-cpu` and `bert-tiny-cpu` against their products alone,
-//! in turns, dense and fst.
+//! Whole training steps of `shakespeare-char-cpu` and `bert-tiny-cpu` against their dense products
+//! alone, in turns: dense, fst, and fst with sparse attention projections.
 //!
 //! The products are those of the model's linear layers and head, at their shapes, through the
 //! kernel that the trainer uses. Batches are random tokens, without files.
@@ -15,6 +15,7 @@ use sparse24_run::{
 };
 use sparse24_train::{
     backend::{Arithmetic, cpu::CpuBackend},
+    model::Sparsify,
     nn::BatchShape,
     objective::{Batch, DataError, MaskedLm, Objective, most_targets},
     trainer::{FlipSampling, Trainer},
@@ -93,12 +94,13 @@ fn measure(name: &str) {
     let shape = BatchShape { size: batch.size, sequence_length: model.sequence_length };
     let p = shape.tokens();
     let vocabulary = if model.kind == ModelKind::Bert { 257 } else { 65 };
-    let recipe = |method: &str| {
+    let recipe = |method: &str, sparsify| {
         let mut config = config.clone();
         config.method.name = method.to_owned();
+        config.model.sparsify = sparsify;
         config.recipe(vocabulary).expect("the preset is possible")
     };
-    let masked = masked_lm(&recipe("dense"), None);
+    let masked = masked_lm(&recipe("dense", Sparsify::Ffn), None);
     let (of_head, head): (usize, &[[usize; 2]]) = match &masked {
         Some(masked) => (most_targets(masked.probability, p), &[[d, d], [vocabulary, d]]),
         None => (p, &[[vocabulary, d]]),
@@ -109,12 +111,17 @@ fn measure(name: &str) {
         .chain(head.iter().map(|&shape| Products::new(of_head, shape)))
         .collect();
     let data = Random { shape, vocabulary: vocabulary as u32, masked };
-    let mut trainers = ["dense", "fst"].map(|method| {
-        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe(method))
+    let contestants = [
+        ("dense step", "dense", Sparsify::Ffn),
+        ("fst step", "fst", Sparsify::Ffn),
+        ("... attention", "fst", Sparsify::FfnAndAttention),
+    ];
+    let mut trainers = contestants.map(|(_, method, sparsify)| {
+        Trainer::new(Box::new(CpuBackend::new(Arithmetic::F32)), recipe(method, sparsify))
             .expect("the preset can be trained")
     });
 
-    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut times = [const { Vec::new() }; 4];
     for _ in 0..ROUNDS {
         let began = Instant::now();
         layers.iter_mut().for_each(Products::run);
@@ -137,7 +144,8 @@ fn measure(name: &str) {
         threads()
     );
     let products = quantile(&mut times[0], 0.5);
-    for (name, times) in ["products alone", "dense step", "fst step"].into_iter().zip(&mut times) {
+    let names = contestants.map(|(name, ..)| name);
+    for (name, times) in ["products alone"].into_iter().chain(names).zip(&mut times) {
         let [low, median, high] = [0.1, 0.5, 0.9].map(|share| quantile(times, share));
         println!("{name:<15} {low:7.2} {median:7.2} {high:7.2} {:6.2}", median / products);
     }

@@ -64,6 +64,18 @@ impl Vector for Avx2 {
             ]
         }
     }
+    #[inline(always)]
+    fn transpose_quads(self, [a, b, c, d]: [Self::F; 4]) -> [Self::F; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            [
+                _mm256_permute2f128_ps::<0x20>(a, b),
+                _mm256_permute2f128_ps::<0x20>(c, d),
+                _mm256_permute2f128_ps::<0x31>(a, b),
+                _mm256_permute2f128_ps::<0x31>(c, d),
+            ]
+        }
+    }
 
     vector_methods! { [unsafe]
         add(a: F, b: F) -> F = _mm256_add_ps(a, b);

@@ -81,6 +81,22 @@ impl Vector for Avx512 {
         }
     }
     #[inline(always)]
+    fn transpose_quads(self, [a, b, c, d]: [Self::F; 4]) -> [Self::F; 4] {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let (ab01, ab23) =
+                (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let (cd01, cd23) =
+                (_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            [
+                _mm512_shuffle_f32x4::<0x88>(ab01, cd01),
+                _mm512_shuffle_f32x4::<0xdd>(ab01, cd01),
+                _mm512_shuffle_f32x4::<0x88>(ab23, cd23),
+                _mm512_shuffle_f32x4::<0xdd>(ab23, cd23),
+            ]
+        }
+    }
+    #[inline(always)]
     fn look_up(self, codes: &[u32], tiles: &mut [u16]) {
         let (tables, _) = CODES.as_chunks::<{ 2 * LANES }>();
         let codes = codes.as_chunks::<LANES>().0.as_chunks::<2>().0;
@@ -103,6 +119,39 @@ impl Vector for Avx512 {
                 _mm512_storeu_si512(tiles.as_mut_ptr().cast(), bits);
             }
         }
+    }
+    #[inline(always)]
+    fn sort(self, keys: &[u8; 128], sorted: &mut [u8; 128]) -> [u8; 16] {
+        const NUMBERS: [u8; 64] = {
+            let mut numbers = [0; 64];
+            let mut number = 0;
+            while number < 64 {
+                numbers[number] = number as u8;
+                number += 1;
+            }
+            numbers
+        };
+        // A compressed vector is stored whole; what lies beyond its numbers is overwritten later.
+        let mut buffer = [0; 128 + 64];
+        let (mut ends, mut end) = ([0; 16], 0);
+        // SAFETY: the token proves the features. The halves of `keys` and `NUMBERS` are vectors;
+        // `end` counts distinct numbers below 128, so a vector fits into the buffer behind it.
+        unsafe {
+            let numbers = _mm512_loadu_si512(NUMBERS.as_ptr().cast());
+            let numbers = [numbers, _mm512_add_epi8(numbers, _mm512_set1_epi8(64))];
+            let keys = [0, 64].map(|at| _mm512_loadu_si512(keys.as_ptr().add(at).cast()));
+            for (key, place) in ends.iter_mut().enumerate() {
+                for (keys, numbers) in keys.into_iter().zip(numbers) {
+                    let with = _mm512_cmpeq_epi8_mask(keys, _mm512_set1_epi8(key as i8));
+                    let packed = _mm512_maskz_compress_epi8(with, numbers);
+                    _mm512_storeu_si512(buffer.as_mut_ptr().add(end).cast(), packed);
+                    end += with.count_ones() as usize;
+                }
+                *place = end as u8;
+            }
+        }
+        sorted.copy_from_slice(&buffer[..128]);
+        ends
     }
 
     vector_methods! { [unsafe]

@@ -66,6 +66,10 @@ impl Vector for Portable {
     fn transpose_tiles(self, rows: [Self::F; 4]) -> [Self::F; 4] {
         each(|j| each(|i| rows[i][j]))
     }
+    #[inline(always)]
+    fn transpose_quads(self, vectors: [Self::F; 4]) -> [Self::F; 4] {
+        vectors
+    }
 
     vector_methods! { []
         add(a: F, b: F) -> F = each(|i| a[i] + b[i]);

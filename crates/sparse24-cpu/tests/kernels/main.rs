@@ -12,3 +12,4 @@ mod math;
 mod mvue;
 mod permute;
 mod search;
+mod strips;

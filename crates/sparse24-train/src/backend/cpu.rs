@@ -1,18 +1,18 @@
 //! The CPU adaptor: `sparse24-cpu` behind the [`Backend`] contract.
 //!
-//! Products with a pruned operand are computed densely: a [`Weight24`] is S(W) `[r, q]` and a
-//! [`Gradient24`] the sampled dZ `[p, r]`, zeros included.
+//! A [`Weight24`] is S(W) `[r, q]` and its transpose, and a [`Gradient24`] the sampled dZ^T
+//! `[r, p]`, as [`Strips`]: products skip their zeros.
 //!
 //! [`Weight24`]: super::Weight24
 //! [`Gradient24`]: super::Gradient24
 
-use ndarray::{Array2, ArrayViewMut2};
+use ndarray::ArrayViewMut2;
 use sparse24_core::{
     Mask,
     flip::flip_count,
     op::{NonFinite, StepState},
 };
-use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd};
+use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd, strips::Strips};
 
 use self::buffers::{Buffers, view_mut};
 use super::op::Orientation;
@@ -33,13 +33,21 @@ pub struct CpuBackend {
     arithmetic: Arithmetic,
     buffers: Buffers,
     masks: Vec<Mask>,
-    weights24: Vec<Array2<f32>>,
-    gradients24: Vec<Array2<f32>>,
+    weights24: Vec<Operands>,
+    gradients24: Vec<Strips>,
     tables: Vec<Vec<OptimizerEntry>>,
     scratch: Vec<f32>,
     state: StepState,
     grad_norm: f32,
     non_finite: Option<NonFinite>,
+}
+
+/// A pruned weight as products read it.
+struct Operands {
+    /// S(W) `[r, q]`, unless its mask serves dgrad only.
+    forward: Option<Strips>,
+    /// S(W)^T `[q, r]`.
+    dgrad: Strips,
 }
 
 impl From<sparse24_cpu::Error> for Error {
@@ -117,7 +125,7 @@ impl Backend for CpuBackend {
         Device {
             backend: "cpu",
             description: format!("{threads} threads, {simd}, {arithmetic}"),
-            sparse_products: "computed densely with pruned values",
+            sparse_products: "computed without the pruned values",
         }
     }
 
@@ -165,7 +173,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// The memory of the CPU backend: f32 throughout, and dense pruned operands.
+/// The memory of the CPU backend: f32 throughout, and pruned operands as [`Strips`].
 pub struct CpuFootprint;
 
 impl Footprint for CpuFootprint {
@@ -173,11 +181,12 @@ impl Footprint for CpuFootprint {
         bytes(shape, 4)
     }
 
-    fn weight24(&self, shape: [usize; 2], _: Orientation) -> u64 {
-        bytes(shape, 4)
+    fn weight24(&self, [r, q]: [usize; 2], orientation: Orientation) -> u64 {
+        let forward = if orientation == Orientation::Permuted { 0 } else { Strips::bytes([r, q]) };
+        forward.saturating_add(Strips::bytes([q, r]))
     }
 
-    fn gradient24(&self, shape: [usize; 2]) -> u64 {
-        bytes(shape, 4)
+    fn gradient24(&self, [p, r]: [usize; 2]) -> u64 {
+        Strips::bytes([r, p])
     }
 }

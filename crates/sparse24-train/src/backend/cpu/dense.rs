@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2, s};
+use ndarray::{ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use sparse24_core::op::{Accumulate, NonFinite};
 use sparse24_cpu::{
     activation,
@@ -16,6 +16,7 @@ use sparse24_cpu::{
     norm::{norm_backward, norm_forward},
     rows::{gather_rows, scatter_rows},
     scale::{scale, scale_grad},
+    strips,
 };
 
 use super::{CpuBackend, buffers::scratch_view};
@@ -92,12 +93,9 @@ impl CpuBackend {
         }
     }
 
-    /// The weight as products read it: itself, or its rounding in `scratch`.
-    fn weight<'a>(&'a self, weight: Weight, scratch: &'a mut Vec<f32>) -> ArrayView2<'a, f32> {
-        let weight = match weight {
-            Weight::Dense(t) => self.buffers.view(t),
-            Weight::Pruned(Weight24(at)) => self.weights24[at].view(),
-        };
+    /// A dense weight as products read it: itself, or its rounding in `scratch`.
+    fn weight<'a>(&'a self, weight: Tensor, scratch: &'a mut Vec<f32>) -> ArrayView2<'a, f32> {
+        let weight = self.buffers.view(weight);
         match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => weight,
             Arithmetic::Bf16 => {
@@ -128,29 +126,44 @@ impl CpuBackend {
 
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
         self.write_with_scratch([op.z], |cpu, scratch, [z]| {
-            let (x, w) = (cpu.buffers.view(op.x), cpu.weight(op.weight, scratch));
-            match op.bias {
-                Some(bias) => matmul_bias(x, w.t(), cpu.buffers.row(bias), z),
-                None => matmul(x, w.t(), z, Accumulate::Overwrite),
+            let (x, bias) = (cpu.buffers.view(op.x), op.bias.map(|bias| cpu.buffers.row(bias)));
+            match (op.weight, bias) {
+                (Weight::Pruned(Weight24(at)), _) => {
+                    let w = cpu.weights24[at].forward.as_ref().expect("it is 2:4 along its rows");
+                    strips::matmul(w, x.t(), bias, z.reversed_axes(), Accumulate::Overwrite)
+                }
+                (Weight::Dense(w), Some(bias)) => {
+                    matmul_bias(x, cpu.weight(w, scratch).t(), bias, z)
+                }
+                (Weight::Dense(w), None) => {
+                    matmul(x, cpu.weight(w, scratch).t(), z, Accumulate::Overwrite)
+                }
             }
         })
     }
 
     fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
         self.write_with_scratch([op.dx], |cpu, scratch, [dx]| {
-            let (dz, w) = (cpu.buffers.view(op.dz), cpu.weight(op.weight, scratch));
-            matmul(dz, w, dx, Accumulate::Overwrite)
+            let dz = cpu.buffers.view(op.dz);
+            match op.weight {
+                Weight::Pruned(Weight24(at)) => {
+                    let w = &cpu.weights24[at].dgrad;
+                    strips::matmul(w, dz.t(), None, dx.reversed_axes(), Accumulate::Overwrite)
+                }
+                Weight::Dense(w) => matmul(dz, cpu.weight(w, scratch), dx, Accumulate::Overwrite),
+            }
         })
     }
 
     fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
         self.write([op.dw], |cpu, [dw]| {
             let x = cpu.buffers.view(op.x);
-            let dz = match op.dz {
-                Gradient::Dense(t) => cpu.buffers.view(t),
-                Gradient::Sampled(Gradient24(at)) => cpu.gradients24[at].slice(s![..x.nrows(), ..]),
-            };
-            matmul(dz.t(), x, dw, op.accumulate)
+            match op.dz {
+                Gradient::Dense(dz) => matmul(cpu.buffers.view(dz).t(), x, dw, op.accumulate),
+                Gradient::Sampled(Gradient24(at)) => {
+                    strips::matmul(&cpu.gradients24[at], x, None, dw, op.accumulate)
+                }
+            }
         })
     }
 

@@ -1,9 +1,10 @@
 //! The memory of the CPU adaptor.
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::ArrayView2;
 use sparse24_core::Mask;
+use sparse24_cpu::strips::Strips;
 
-use super::CpuBackend;
+use super::{CpuBackend, Operands};
 use crate::{
     Error,
     backend::{
@@ -15,8 +16,10 @@ use crate::{
 impl Memory for CpuBackend {
     fn memory(&self) -> Vec<(Region, usize)> {
         let masks: usize = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum();
-        let operands = self.weights24.iter().chain(&self.gradients24);
-        let sparse = masks + operands.map(|array| 4 * array.len()).sum::<usize>();
+        let weights = self.weights24.iter();
+        let weights = weights.flat_map(|weight| weight.forward.iter().chain([&weight.dgrad]));
+        let strips = weights.chain(&self.gradients24);
+        let sparse = masks + strips.map(Strips::allocated).sum::<usize>();
         let held = |region| match region {
             Region::Sparse => sparse,
             _ => self.buffers.bytes(region),
@@ -39,13 +42,19 @@ impl Memory for CpuBackend {
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(&mut self, shape: [usize; 2], _: Orientation) -> Result<Weight24, Error> {
-        self.weights24.push(Array2::zeros(shape));
+    fn alloc_weight24(
+        &mut self,
+        [r, q]: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error> {
+        let forward = orientation != Orientation::Permuted;
+        let forward = forward.then(|| Strips::zeros([r, q]));
+        self.weights24.push(Operands { forward, dgrad: Strips::zeros([q, r]) });
         Ok(Weight24(self.weights24.len() - 1))
     }
 
-    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {
-        self.gradients24.push(Array2::zeros(shape));
+    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gradients24.push(Strips::zeros([r, p]));
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 

@@ -2,18 +2,17 @@
 
 use std::mem;
 
-use ndarray::s;
 use sparse24_core::{Mask, prune::ValueMap};
 use sparse24_cpu::{
-    mvue::mvue_prune, permute::permuted_mask, prune::masked, search::mask_search,
+    mvue::mvue_strips, permute::permuted_mask, prune::masked, search::mask_search, strips::Strips,
     threshold::soft_threshold,
 };
 
-use super::CpuBackend;
+use super::{CpuBackend, Operands, buffers::scratch_view};
 use crate::{
     Error,
     backend::{
-        Gradient24, MaskId, Weight24,
+        MaskId, Weight24,
         op::{CompressWeight, MvueCompress, SparseOp},
     },
 };
@@ -45,25 +44,31 @@ impl CpuBackend {
 
     fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
         let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
-        let mut pruned = mem::take(&mut self.weights24[out]);
+        let mut scratch = mem::take(&mut self.scratch);
         let (w, mask) = (self.buffers.view(op.w), &self.masks[mask]);
-        let done = match op.map {
-            ValueMap::Identity => masked(w, mask, pruned.view_mut()),
-            ValueMap::SoftThreshold { scale } => soft_threshold(w, mask, scale, pruned.view_mut()),
-        };
-        self.weights24[out] = pruned;
-        Ok(done?)
+        let mut pruned = scratch_view(&mut scratch, w.dim());
+        match op.map {
+            ValueMap::Identity => masked(w, mask, pruned.view_mut())?,
+            ValueMap::SoftThreshold { scale } => {
+                soft_threshold(w, mask, scale, pruned.view_mut())?;
+            }
+        }
+        self.round(pruned.view_mut());
+        let Operands { forward, dgrad } = &mut self.weights24[out];
+        if let Some(forward) = forward {
+            forward.pack(pruned.view());
+        }
+        dgrad.pack(pruned.t());
+        self.scratch = scratch;
+        Ok(())
     }
 
     /// The estimator reads dZ as it is stored, and its values are stored likewise.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
-        let Gradient24(number) = op.out;
-        let mut sampled = mem::take(&mut self.gradients24[number]);
-        let dz = self.buffers.view(op.dz);
-        let mut out = sampled.slice_mut(s![..dz.nrows(), ..]);
-        let done = mvue_prune(dz, op.estimator, self.state.stream(op.site), out.view_mut());
-        self.round(out);
-        self.gradients24[number] = sampled;
-        Ok(done?)
+        let mut sampled = mem::replace(&mut self.gradients24[op.out.0], Strips::zeros([0, 0]));
+        let (dz, stream) = (self.buffers.view(op.dz), self.state.stream(op.site));
+        mvue_strips(dz, op.estimator, stream, |values| self.round(values), &mut sampled);
+        self.gradients24[op.out.0] = sampled;
+        Ok(())
     }
 }

@@ -59,7 +59,7 @@ pub struct CompressWeight {
     pub out: Weight24,
 }
 
-/// Which products a mask makes 2:4; the others multiply S(w) densely.
+/// Which products a mask makes 2:4; on a GPU the others multiply S(w) densely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
     /// Forward and dgrad: the mask is transposable.
