@@ -1,15 +1,16 @@
 //! The operations of a training step of a GPT-2, dense, on the CPU or on a wgpu adapter.
 //!
 //! ```text
-//! cargo bench -p sparse24-conformance --bench operations -- [cpu|wgpu] [characters|124m|square] [ROW]
+//! cargo bench -p sparse24-conformance --bench operations -- \
+//!     [cpu|wgpu] [characters|124m|square] [ROW]
 //! ```
 //!
 //! `characters` has 4 layers, 4 heads, d_model 128, sequence length 64, batch size 12 and
 //! vocabulary 65; `124m` is GPT-2 124M with batch size 8; `square` has only products, of 4096 rows,
-//! columns and terms. ROW selects rows by a part of their name. The loss of the head is what its row
-//! takes beside its three products.
-//! Every operation is checked before it is timed, with at most 264 tokens and 520 classes. The last
-//! lines sum the products and all operations of a step. Threads of the CPU: `RAYON_NUM_THREADS`.
+//! columns and terms. ROW selects rows by a part of their name. The loss of the head is what its
+//! row takes beside its three products. Every operation is checked before it is timed, with at most
+//! 264 tokens and 520 classes. The last lines sum the products and all operations of a step. Threads
+//! of the CPU: `RAYON_NUM_THREADS`.
 
 use std::{
     ops::Range,

@@ -112,9 +112,9 @@ fn part<'a>(document: &'a str, id: &str) -> &'a str {
 }
 
 /// Loads the page in a browser with software WebGPU and returns what it prints and its console,
-/// once the page has trained this many steps or reports a problem: an image that the server holds back until then delays
-/// the end of the loading. Where the page pauses by itself, the masks are saved, and the run is
-/// resumed, to be paused by its button.
+/// once the page has trained this many steps or reports a problem: an image that the server holds
+/// back until then delays the end of the loading. Where the page pauses by itself, the masks are
+/// saved, and the run is resumed, to be paused by its button.
 fn visit(
     browser: &str,
     page: &str,

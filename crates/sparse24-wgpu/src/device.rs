@@ -340,9 +340,9 @@ mod tests {
 
     #[test]
     fn failures_end_all_that_follows() {
-        let is_lost: fn(&Error) -> bool = |error| matches!(error, Error::Lost(_));
-        let cases: [(fn(&Device), fn(&Error) -> bool); 3] = [
-            (|device| device.device.destroy(), is_lost),
+        type Case = (fn(&Device), fn(&Error) -> bool);
+        let cases: [Case; 3] = [
+            (|device| device.device.destroy(), |error| matches!(error, Error::Lost(_))),
             (
                 |device| *device.failure.lock().unwrap() = Some(Failure::Memory),
                 |error| matches!(error, Error::OutOfMemory { .. }),

@@ -39,7 +39,7 @@ pub enum Error {
     /// The device has no memory left.
     #[error("out of GPU memory: {what}, and {held} bytes are already held")]
     OutOfMemory {
-        /// What there was no memory for.
+        /// The purpose, in words.
         what: String,
         /// The bytes that this device holds.
         held: u64,

@@ -13,7 +13,7 @@ const SUBJECT: &str = "crates/sparse24-train/src/";
 const MODELS: &str = "crates/sparse24-train/src/model/";
 
 /// Most lines of [`SUBJECT`] without [`MODELS`].
-const SUBJECT_LINES: usize = 11_600;
+const SUBJECT_LINES: usize = 11_610;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
 const TOTAL: usize = 3_140_000;
