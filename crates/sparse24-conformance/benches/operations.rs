@@ -9,8 +9,8 @@
 //! vocabulary 65; `124m` is GPT-2 124M with batch size 8; `square` has only products, of 4096 rows,
 //! columns and terms. ROW selects rows by a part of their name. The loss of the head is what its
 //! row takes beside its three products. Every operation is checked before it is timed, with at most
-//! 264 tokens and 520 classes. The last lines sum the products and all operations of a step. Threads
-//! of the CPU: `RAYON_NUM_THREADS`.
+//! 264 tokens and 520 classes. The last lines sum the products and all operations of a step.
+//! `RAYON_NUM_THREADS` is the number of the CPU's threads.
 
 use std::{
     ops::Range,
