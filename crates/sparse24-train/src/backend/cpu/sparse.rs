@@ -55,10 +55,10 @@ impl CpuBackend {
         }
         self.round(pruned.view_mut());
         let Operands { forward, dgrad } = &mut self.weights24[out];
-        if let Some(forward) = forward {
-            forward.pack(pruned.view());
-        }
-        dgrad.pack(pruned.t());
+        rayon::join(
+            || forward.iter_mut().for_each(|forward| forward.pack(pruned.view())),
+            || dgrad.pack(pruned.t()),
+        );
         self.scratch = scratch;
         Ok(())
     }
