@@ -36,10 +36,17 @@ pub(crate) fn build() -> Result<ExitCode> {
     let path = out.join("index.html");
     fs::write(&path, page)?;
     let bound = out.join("page_bg.wasm");
-    let compressed = Command::new("gzip").args(["-9", "-c"]).arg(bound).output()?.stdout.len();
+    let zipped = Command::new("gzip").args(["-9", "-c"]).arg(bound).output();
+    let zipped = zipped.map_err(|error| format!("gzip: {error}"))?;
+    if !zipped.status.success() {
+        return Err(format!("gzip: {}", zipped.status).into());
+    }
+    let compressed = zipped.stdout.len();
     println!("{}: {} bytes of wasm, {compressed} compressed", path.display(), wasm.len());
     if compressed > MOST {
-        return Err(format!("the wasm may have {MOST} bytes compressed").into());
+        return Err(
+            format!("compressed wasm has {compressed} bytes, expected at most {MOST}").into()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

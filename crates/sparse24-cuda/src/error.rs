@@ -32,7 +32,7 @@ pub enum Error {
         unloadable: Option<(PathBuf, String)>,
     },
     /// A library lacks a function that every supported release has.
-    #[error("{} is no supported release of {library}: it has no function {name}; {}",
+    #[error("{} is not a supported release of {library}: it has no function {name}; {}",
         file.display(), library.advice())]
     Function {
         /// The library.

@@ -5,9 +5,8 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
-    hint,
     path::PathBuf,
-    ptr,
+    ptr, thread,
     time::{Duration, Instant},
 };
 
@@ -20,6 +19,8 @@ const REQUIRED: [i32; 2] = [2, 18];
 
 /// Results of NCCL's functions.
 const SUCCESS: c_int = 0;
+/// A connection failed.
+const SYSTEM: c_int = 2;
 /// Another process ended, or the network failed.
 const REMOTE: c_int = 6;
 const IN_PROGRESS: c_int = 7;
@@ -172,12 +173,10 @@ impl Communicator {
                 // SAFETY: the communicator is live, and the pointer is valid.
                 let call = unsafe { ncclCommGetAsyncError(self.0, &mut result) };
                 check("asking for failures", self.0, call)?;
-                if ![SUCCESS, IN_PROGRESS].contains(&result) {
-                    return Err(Error::Transfer { problem: problem(self.0, result) });
-                }
+                check("an exchange between GPUs", self.0, result)?;
                 asked = Instant::now();
             }
-            hint::spin_loop();
+            thread::yield_now();
         }
         Ok(())
     }
@@ -198,7 +197,7 @@ fn as_c_int(rank: usize) -> c_int {
 fn check(what: &str, communicator: Handle, result: c_int) -> Result<(), Error> {
     match result {
         SUCCESS | IN_PROGRESS => Ok(()),
-        REMOTE => Err(Error::Transfer { problem: problem(communicator, result) }),
+        SYSTEM | REMOTE => Err(Error::Transfer { problem: problem(communicator, result) }),
         _ => Err(Error::Nccl { what: what.to_owned(), problem: problem(communicator, result) }),
     }
 }

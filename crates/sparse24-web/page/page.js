@@ -147,7 +147,7 @@ async function describe() {
 
 async function open(wasm) {
   if (!isSeed) {
-    problem(`The address has seed=${asked.get("seed")}, which is no integer from 0 to ${2 ** 32 - 1}.`);
+    problem(`The address has seed=${asked.get("seed")}, which is not an integer from 0 to ${2 ** 32 - 1}.`);
     return;
   }
   if (!navigator.gpu) {

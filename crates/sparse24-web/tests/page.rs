@@ -70,7 +70,7 @@ fn the_page_trains_in_a_browser() {
     let older = page.replace("<main>", "<main><script>delete Navigator.prototype.gpu</script>");
     for (page, query, expected) in [
         (&older, "stop=1", "This browser has no WebGPU here."),
-        (&page, "seed=-1", "The address has seed=-1, which is no integer"),
+        (&page, "seed=-1", "The address has seed=-1, which is not an integer"),
     ] {
         let (document, console) = visit(browser, page, query, 1, from_ref(&dump));
         assert!(part(&document, "problem").starts_with(expected), "{document}");

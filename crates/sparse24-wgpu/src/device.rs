@@ -108,7 +108,7 @@ impl Device {
         }));
         let of_loss = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, message| {
-            // The driver gives a device up for want of memory for anything but a buffer.
+            // Running out of memory for anything but a buffer loses the device.
             let of_memory = message.to_lowercase().contains("out of memory");
             first(&of_loss, if of_memory { Failure::Memory } else { Failure::Lost(message) });
         });

@@ -92,7 +92,7 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     let before = place.tree("");
     let report = place.json("doctor --json");
     assert!(report["threads"].as_u64().unwrap() >= 1 && report["problem"].is_null(), "{report}");
-    let products = "computed densely with pruned values";
+    let products = "computed without the pruned values";
     let cpu = json!({ "name": "cpu", "sparse_products": products, "problem": null });
     let backends = report["backends"].as_array().unwrap();
     let names: Vec<&str> = backends.iter().map(|of| of["name"].as_str().unwrap()).collect();

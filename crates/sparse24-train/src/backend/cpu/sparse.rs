@@ -63,7 +63,7 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// The estimator reads dZ as it is stored, and its values are stored likewise.
+    /// The estimator reads dZ as it is stored.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
         let mut sampled = mem::replace(&mut self.gradients24[op.out.0], Strips::zeros([0, 0]));
         let (dz, stream) = (self.buffers.view(op.dz), self.state.stream(op.site));
