@@ -111,7 +111,7 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     }
     let lines = place.answer("doctor --out deep/er");
     for part in [
-        "backend cpu   ready; sparse products are computed densely with pruned values",
+        "backend cpu   ready; sparse products are computed without the pruned values",
         "runs          deep/er can be written",
     ] {
         assert!(lines.contains(part), "{lines}");
