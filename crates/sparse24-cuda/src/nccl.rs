@@ -81,10 +81,13 @@ const fn decoded(version: c_int) -> [i32; 3] {
 }
 
 impl UniqueId {
-    /// A new one, for rank 0; [`release`] succeeded.
+    /// Makes the id, on rank 0.
     ///
     /// # Errors
     /// [`Error::Nccl`].
+    ///
+    /// # Panics
+    /// Unless [`release`] succeeded before.
     pub fn new() -> Result<Self, Error> {
         let mut id = Self([0; 128]);
         // SAFETY: the library is loaded, and the pointer is valid.
@@ -103,10 +106,13 @@ unsafe impl Send for Communicator {}
 
 impl Communicator {
     /// Connects the GPU of this rank with those of the others, and waits for all of them; `id` is
-    /// that of rank 0, and [`release`] succeeded.
+    /// that of rank 0.
     ///
     /// # Errors
     /// [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
+    ///
+    /// # Panics
+    /// Unless [`release`] succeeded before.
     pub fn new(device: &Device, id: UniqueId, rank: usize, world: usize) -> Result<Self, Error> {
         device.bind()?;
         let [rank, world] = [rank, world].map(as_c_int);

@@ -127,7 +127,7 @@ pub struct BackendSettings {
     pub gpu: usize,
     /// CUDA graphs or single launches; unused on a CPU.
     pub launches: Launches,
-    /// How gradients travel between ranks; unused but by CUDA.
+    /// How gradients travel between ranks; used only by CUDA.
     pub exchange: Exchange,
 }
 
