@@ -1,8 +1,8 @@
 //! One suite for every backend: each operation of [`sparse24_conformance`] on fixed hostile cases
 //! and on drawn ones, and a few steps of every method.
 //!
-//! [`conformance!`](crate::conformance!) stamps the suite for a backend. `defect` corrupts one
-//! output of one operation at a time, to test that the suite notices.
+//! [`conformance!`](crate::conformance!) instantiates the suite for a backend. `defect` corrupts
+//! one output of one operation at a time, to test that the suite notices.
 
 use std::{cell::RefCell, env};
 
@@ -43,8 +43,8 @@ macro_rules! conformance {
             })*
 
             #[test]
-            fn every_operation_is_stamped() {
-                $crate::conformance::assert_stamped(&[$(stringify!($case)),*]);
+            fn every_operation_is_tested() {
+                $crate::conformance::assert_complete(&[$(stringify!($case)),*]);
             }
         }
     };
@@ -52,7 +52,7 @@ macro_rules! conformance {
 
 /// Cases drawn per operation.
 const DRAWN: u32 = 512;
-/// The same on a processor that imitates a GPU.
+/// The same on a software adapter.
 const DRAWN_IMITATED: u32 = 32;
 
 fn drawn() -> impl Strategy<Value = Draw> {
@@ -62,7 +62,7 @@ fn drawn() -> impl Strategy<Value = Draw> {
     )
 }
 
-/// A processor takes the place of a GPU, so that less is drawn.
+/// Whether the backend runs on a software adapter, where fewer cases are drawn.
 fn is_imitated(backend: &dyn Backend) -> bool {
     backend.device().description.contains("llvmpipe")
 }
@@ -98,8 +98,8 @@ pub fn check(name: &str, open: Open<'_>) {
     drawn.unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-/// Every operation of a backend that hides something behind each call, such as another number of
-/// threads: each case is executed three times with the same bits.
+/// Checks every operation of a backend that does something else in each call, such as using another
+/// number of threads: each case is executed three times with the same bits.
 pub fn check_all(backend: &mut dyn Backend) {
     OPERATIONS.iter().for_each(|(name, _)| check_fixed(name, backend));
 }
@@ -109,11 +109,11 @@ fn check_fixed(name: &str, backend: &mut dyn Backend) {
     fixed().for_each(|draw| sparse24_conformance::check(name, backend, &draw));
 }
 
-/// Every operation of the suite is among these names.
+/// Checks that every operation of the suite is among these names.
 ///
 /// # Panics
 /// If one is not.
-pub fn assert_stamped(names: &[&str]) {
+pub fn assert_complete(names: &[&str]) {
     let missing = OPERATIONS.iter().find(|(name, _)| !names.contains(name));
-    assert!(missing.is_none(), "{missing:?} is not stamped");
+    assert!(missing.is_none(), "{missing:?} is not tested");
 }

@@ -58,7 +58,7 @@ pub enum Estimator {
 /// indices 0, 1 and NaN in both values, so that overflow checks notice it. If s overflows, the
 /// computation uses a/4 and scales r back; r is infinite only if the estimate itself exceeds f32.
 ///
-/// The variance sum a_i^2/p_i - sum a_i^2 is minimised under sum p <= 2 and p <= 1: the KKT
+/// The variance sum a_i^2/p_i - sum a_i^2 is minimized under sum p <= 2 and p <= 1: the KKT
 /// conditions give p_i = min(1, a_i/r), with at most one element clipped.
 ///
 /// ```

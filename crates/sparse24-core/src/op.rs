@@ -182,7 +182,7 @@ impl Optimizer {
 pub enum MaskedDecay {
     /// No masked decay.
     None,
-    /// `g + lambda (1 - mask) w`, after clipping and before the moments, so Adam normalises it (the
+    /// `g + lambda (1 - mask) w`, after clipping and before the moments, so Adam normalizes it (the
     /// paper's equation 10).
     OnGradients(f32),
     /// `w - lr lambda (1 - mask) w`, beside the optimizer's step.

@@ -60,7 +60,7 @@ pub fn group(x: [f32; 4], pattern: Pattern, map: ValueMap) -> [f32; 4] {
     }
 }
 
-/// The scale that minimises the distance from w to the soft-thresholded matrix S(w), with groups
+/// The scale that minimizes the distance from w to the soft-thresholded matrix S(w), with groups
 /// along rows: `<w, S(w)> / <S(w), S(w)>`.
 ///
 /// Sums are in f64, row-major. The scale is 1 if S(w) is zero, and NaN if S(w) is not finite.

@@ -1,5 +1,5 @@
 //! Exponentials and sigmoid in f32, and reductions of fixed order, as plain loops that the compiler
-//! vectorises.
+//! vectorizes.
 //!
 //! No operation is fused, so every SIMD level gives the same bits. Everything is inlined into its
 //! caller and compiled for the caller's level. Results are never subnormal.

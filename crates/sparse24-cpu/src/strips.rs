@@ -1,11 +1,11 @@
-//! Products with an operand half of which is zero.
+//! Products with a sparse operand, such as a 2:4 one.
 //!
-//! The operand A is cut into strips of four rows, and these into blocks of 128 columns. A block
-//! lists its columns by the set of rows in which they are not zero. One loop per set multiplies:
-//! it loads a row of B once, and adds its multiples to the sums of exactly these rows, which stay
-//! in registers. Zeros cost nothing, and no row is chosen at run time. In a 2:4 operand a loaded
-//! row serves two rows on average, so multiplications bound the speed, as in a dense product, and
-//! there are half as many.
+//! The operand A is cut into strips of four rows, and each strip into blocks of 128 columns. A
+//! block sorts its columns by the set of rows in which they are not zero. There is one loop per
+//! set: for each column of the set, it loads a row of B once, and adds its multiples to the sums of
+//! exactly these rows of C, which stay in registers. Zeros cost nothing, and the inner loops do not
+//! branch on rows. In a 2:4 operand, a loaded row serves two rows of C on average, so the speed is
+//! bound by multiplications, as in a dense product, and there are half as many.
 
 use core::cell::RefCell;
 use std::ops::Range;
@@ -23,18 +23,18 @@ use crate::{
 /// Rows of a strip.
 const ROWS: usize = 4;
 
-/// Columns of a block. As many rows of a panel of B fill an L1 cache.
+/// Columns of a block. A panel of as many rows of B fills an L1 cache.
 const BLOCK: usize = 128;
 
 /// Strips that are packed together.
 const STRIPS: usize = 16;
 
-/// Columns of B that are multiplied together.
+/// Columns of a panel of B.
 const PANEL: usize = 64;
 
 /// A matrix `[m, k]` as strips, for [`matmul`].
 ///
-/// It has one more byte than a dense matrix for every two elements, whatever they are.
+/// It needs one byte more than a dense matrix for every two elements, whether they are zero or not.
 #[derive(Debug, Clone)]
 pub struct Strips {
     shape: [usize; 2],
@@ -44,13 +44,13 @@ pub struct Strips {
 
 #[derive(Debug, Clone)]
 struct Block {
-    /// The columns; zero beyond the matrix.
+    /// The values, by column and row; zero beyond the matrix.
     values: [[f32; ROWS]; BLOCK],
-    /// The rows in which each column is not zero: bit i is row i.
+    /// The set of rows in which each column is not zero: bit i is row i.
     kept: [u8; BLOCK],
-    /// All columns, by `kept`, and ascending where it is the same.
+    /// All columns, sorted by `kept` and then ascending.
     order: [u8; BLOCK],
-    /// The number of columns up to each value of `kept`.
+    /// For each value of `kept`, the number of columns whose value is at most that.
     ends: [u8; 1 << ROWS],
 }
 
@@ -91,15 +91,15 @@ impl Strips {
     }
 
     /// Overwrites shape and elements with those of `a`. A transpose is a `.t()` view. Where the
-    /// pattern of zeros is the old one, this is little more than a copy.
+    /// zeros are in the same places as before, this is little more than a copy.
     pub fn pack(&mut self, a: ArrayView2<'_, f32>) {
         self.pack_parts(a.dim().into(), |rows, columns, blocks| {
             Available::best().run(Pack { a: a.slice(s![rows, columns]), blocks });
         });
     }
 
-    /// [`Self::pack`], of parts that `fill` overwrites: it is called with rows and columns of A and
-    /// with the transpose of that part.
+    /// Like [`Self::pack`], with parts of A that `fill` writes: it is called with the rows and
+    /// columns of a part, and with the transposed part to overwrite.
     pub(crate) fn pack_transposed(
         &mut self,
         shape: [usize; 2],
@@ -115,7 +115,7 @@ impl Strips {
         });
     }
 
-    /// Calls `pack` with rows and columns of A, and with their blocks.
+    /// Calls `pack` with the rows and columns of each part of A, and with its blocks.
     fn pack_parts(
         &mut self,
         [m, k]: [usize; 2],
@@ -154,7 +154,7 @@ impl Block {
         ends: [BLOCK as u8; 1 << ROWS],
     };
 
-    /// Brings `kept`, `order` and `ends` in line with `values`.
+    /// Updates `kept`, `order` and `ends` to match `values`.
     #[inline(always)]
     fn sort<V: Vector>(&mut self, v: V) {
         let mut nonzero = [0; ROWS * BLOCK];
@@ -163,7 +163,7 @@ impl Block {
         }
         let mut kept = [0; BLOCK];
         for (kept, &nonzero) in kept.iter_mut().zip(nonzero.as_chunks().0) {
-            // Moves the lowest bits of the four bytes next to each other.
+            // Gathers the lowest bits of the four bytes.
             *kept = (u32::from_le_bytes(nonzero).wrapping_mul(0x0102_0408) >> 24) as u8;
         }
         if kept == self.kept {
@@ -216,7 +216,7 @@ impl Kernel for Pack<'_> {
     }
 }
 
-/// The rows of a matrix, if it has as many and they are contiguous.
+/// The rows of a matrix, if it has N of them and they are contiguous.
 #[inline(always)]
 fn rows_of<const N: usize>(a: ArrayView2<'_, f32>) -> Option<[&[f32]; N]> {
     if a.nrows() != N {
@@ -251,14 +251,14 @@ fn read<V: Vector>(v: V, b: ArrayView2<'_, f32>, Panel(panel): &mut Panel) {
     }
 }
 
-/// Calls `put` with the columns of sixteen rows, as vectors.
+/// Calls `put` with the index and the vectors of each column of sixteen rows.
 #[inline(always)]
 fn transpose16<V: Vector>(v: V, rows: [&[f32]; 16], mut put: impl FnMut(usize, &[V::F])) {
     let columns = rows[0].len();
     let rows = rows.map(|row| &row[..columns]);
     let mut first = 0;
     while columns > first {
-        // The last columns are loaded from a copy.
+        // The last columns are loaded from a padded copy.
         let mut copies = [[0.0; 16]; 16];
         let whole = columns - first >= V::LANES;
         if !whole {
@@ -294,7 +294,7 @@ fn store16<V: Vector>(v: V, column: &[V::F], to: &mut [f32]) {
     }
 }
 
-/// The columns of four rows.
+/// Transposes four rows.
 #[inline(always)]
 fn transpose4<V: Vector>(v: V, rows: [&[f32]; 4], to: &mut [[f32; 4]]) {
     let [a, b, c, d] = rows.map(|row| &row[..to.len()]);
@@ -317,15 +317,15 @@ fn transpose4<V: Vector>(v: V, rows: [&[f32]; 4], to: &mut [[f32; 4]]) {
 
 /// C = A B + bias in every column, or C += that: A `[m, k]`, B `[k, n]`, bias `[m]`, C `[m, n]`.
 ///
-/// With A = S(W), B = X^T and C = Z^T this is the forward product, with A = S(W)^T dgrad, and with
-/// A = MVUE(dZ^T) and B = X wgrad. B and C may be row-major or column-major (a transpose is a
-/// `.t()` view).
+/// With A = S(W), B = X^T and C = Z^T, this is the forward product; with A = S(W)^T, B = dZ^T and
+/// C = dX^T, dgrad; with A = MVUE(dZ^T), B = X and C = dW, wgrad. B and C may be row-major or
+/// column-major (a transpose is a `.t()` view).
 ///
-/// Elements of A that are zero are left out, so an infinity in B reaches C only through others. The
-/// sum starts from the bias, and goes over blocks of 128 columns of A. In a block it goes over the
-/// sets of rows of the strip that keep a column, as binary numbers, and over the columns of a set
-/// in order. Every term is added with [FMA](f32::mul_add) at the SIMD levels that have it. So the
-/// bits depend on A's zeros and on FMA, but on neither the number of threads nor n.
+/// Zeros of A are skipped, so an infinity in B reaches C only through nonzero elements. A sum
+/// starts with the bias, and goes over the blocks of 128 columns of A in order; in a block over the
+/// sets of rows, in the order of their binary numbers; and in a set over its columns in order.
+/// Terms are added with [FMA](f32::mul_add) at the SIMD levels that have it. So the bits depend on
+/// A's zeros and on FMA, but on neither the number of threads nor n.
 ///
 /// # Errors
 /// [`Error::Shape`] if B, the bias or C does not fit.
@@ -372,9 +372,9 @@ pub fn matmul_at(
     Ok(())
 }
 
-/// Rows and columns of C per task: where A does not fit the L2 cache, 256 of each, so that a part
-/// of A serves many columns; otherwise 1024 rows of one panel. Fewer rows, down to 64, where that
-/// gives at least 8 tasks.
+/// Rows and columns of C per task. If A does not fit the L2 cache, 256 of each, so that a part of A
+/// serves many columns; otherwise 1024 rows of one panel. Fewer rows, but at least 64, if there
+/// would be fewer than 8 tasks.
 fn task(a: [usize; 2], n: usize) -> [usize; 2] {
     let [height, width] = if Strips::bytes(a) > 1 << 19 { [256, 4 * PANEL] } else { [1024, PANEL] };
     let m = a[0];
@@ -403,7 +403,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Some columns of B and C, and the rows of C from `first` on.
+/// The part of a product in some columns of B and C, and in the rows of C from `first` on.
 struct Task<'a> {
     a: &'a Strips,
     b: ArrayView2<'a, f32>,
@@ -459,7 +459,7 @@ fn add_block<V: Vector>(v: V, block: &Block, panel: &Panel, sums: &mut Sums, col
     while first < columns {
         first += match (columns - first).div_ceil(V::LANES) {
             1 => add_part::<V, 1>(v, block, panel, sums, first),
-            // AVX-512 has registers for four rows of four vectors.
+            // AVX-512 has enough registers for four rows of four vectors.
             3.. if V::LANES == 16 => add_part::<V, 4>(v, block, panel, sums, first),
             _ => add_part::<V, 2>(v, block, panel, sums, first),
         };
@@ -494,7 +494,7 @@ fn add_part<V: Vector, const N: usize>(
     columns.len()
 }
 
-/// Adds the columns of the block that are not zero in the rows of a set, and are in all others.
+/// Adds the products of the columns that are nonzero in exactly the rows of a set.
 #[inline(always)]
 fn add_set<V: Vector, const N: usize, const SET: usize>(
     v: V,

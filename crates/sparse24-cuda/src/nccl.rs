@@ -1,7 +1,7 @@
 //! Transfers between the GPUs of several processes, through NCCL.
 //!
-//! NCCL moves elements and never adds them, so that no algorithm, topology or release of it decides
-//! the order of a sum.
+//! NCCL moves elements and never adds them, so the order of a sum does not depend on its algorithm,
+//! topology or release.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -28,10 +28,10 @@ const IN_PROGRESS: c_int = 7;
 /// `ncclFloat32`.
 const F32: c_int = 7;
 
-/// How often a wait asks whether a transfer has failed.
+/// Interval at which a wait checks whether a transfer has failed.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Identifies a communicator; rank 0 makes it and sends it to the others.
+/// Identifies a communicator. Rank 0 creates it and sends it to the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
@@ -55,10 +55,11 @@ functions! { Library::Nccl;
         stream: CUstream) -> c_int;
 }
 
-/// Loads NCCL and returns its file and its release, such as 2.27.5.
+/// Loads NCCL and returns its file and release, such as 2.27.5.
 ///
 /// # Errors
-/// [`Error::Library`] without NCCL, [`Error::Function`] or [`Error::OldNccl`] if it is too old.
+/// [`Error::Library`] if NCCL was not found, [`Error::Function`] or [`Error::OldNccl`] if it is too
+/// old.
 pub fn release() -> Result<(PathBuf, String), Error> {
     let file = Library::Nccl.load()?;
     load()?;
@@ -81,7 +82,7 @@ const fn decoded(version: c_int) -> [i32; 3] {
 }
 
 impl UniqueId {
-    /// Makes the id, on rank 0.
+    /// Creates the id, on rank 0.
     ///
     /// # Errors
     /// [`Error::Nccl`].
@@ -96,8 +97,8 @@ impl UniqueId {
     }
 }
 
-/// The GPU of one rank, connected with those of all others. Dropping it ends its transfers, whether
-/// or not the other ranks still take part.
+/// The connection of one rank's GPU to those of all other ranks. Dropping it aborts its transfers,
+/// whether or not the other ranks still take part.
 #[derive(Debug)]
 pub struct Communicator(Handle);
 
@@ -105,8 +106,8 @@ pub struct Communicator(Handle);
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// Connects the GPU of this rank with those of the others, and waits for all of them; `id` is
-    /// that of rank 0.
+    /// Connects the GPU of this rank to those of the others, and waits for all of them. `id` is the
+    /// one that rank 0 created.
     ///
     /// # Errors
     /// [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
@@ -123,12 +124,12 @@ impl Communicator {
         Ok(Self(handle))
     }
 
-    /// Queues transfers that run at once, after all earlier work: matrices to other ranks, and
-    /// matrices that these send here. Between two ranks, the i-th matrix that one sends is the i-th
-    /// that the other receives, and has as many elements.
+    /// Queues transfers that run together, after all earlier work: the matrices `sent` to other
+    /// ranks, and those `received` from them. Between two ranks, the i-th matrix that one sends is
+    /// the i-th that the other receives, and has as many elements.
     ///
     /// # Errors
-    /// [`Error::Gaps`], [`Error::Alias`] where two arrive at one place, [`Error::Stale`],
+    /// [`Error::Gaps`], [`Error::Alias`] if two received matrices overlap, [`Error::Stale`],
     /// [`Error::Capturing`], [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
     pub fn exchange(
         &mut self,
@@ -167,7 +168,7 @@ impl Communicator {
         queued.and(ended)
     }
 
-    /// Waits for all queued work, unless a transfer fails.
+    /// Waits for all queued work, or until a transfer fails.
     ///
     /// # Errors
     /// [`Error::Transfer`], [`Error::Nccl`], [`Error::Driver`].
@@ -190,8 +191,8 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: the communicator is live, and used no more. Not ncclCommDestroy, which waits for
-        // transfers whose other side may be gone.
+        // SAFETY: the communicator is live, and is not used again. This is not ncclCommDestroy,
+        // because that waits for transfers whose peer may be gone.
         let _ = unsafe { ncclCommAbort(self.0) };
     }
 }
@@ -208,7 +209,7 @@ fn check(what: &str, communicator: Handle, result: c_int) -> Result<(), Error> {
     }
 }
 
-/// NCCL's description of a result that is a failure.
+/// NCCL's description of a failed call's result.
 fn problem(communicator: Handle, result: c_int) -> String {
     // SAFETY: the library is loaded; both texts are static or live as long as the communicator, and
     // the second is that of all communicators where there is none.

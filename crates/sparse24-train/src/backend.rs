@@ -4,7 +4,7 @@
 //!   [`TableId`]) are plain numbers. Everything with a handle is allocated before the first step.
 //! - Work is a value, an [`Op`], given to [`Backend::execute`]. Operations that a device could fuse
 //!   are given together, to [`Backend::sequence`], which executes them one by one unless the
-//!   backend recognises the sequence.
+//!   backend recognizes the sequence.
 //! - The numbers that change from step to step live on the device
 //!   ([`StepState`]); random numbers are addressed by (seed, site, micro-step, step).
 //! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns
@@ -297,7 +297,7 @@ pub trait Backend: Memory + Send {
     fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
         if self.fused(ops)? { Ok(()) } else { ops.iter().try_for_each(|op| self.execute(op)) }
     }
-    /// Executes a sequence that the backend recognises as one kernel, with the bits of the
+    /// Executes a sequence that the backend recognizes as one kernel, with the bits of the
     /// composition; returns whether it did.
     fn fused(&mut self, _: &[Op<'_>]) -> Result<bool, Error> {
         Ok(false)

@@ -278,9 +278,7 @@ impl Trainer {
     #[must_use]
     pub fn transition(&self) -> &'static str {
         match (self.phase().kind(), self.phase_of(self.step() + 1).kind()) {
-            (PhaseKind::Sparse, PhaseKind::Dense) => {
-                "sparse training ends, dense fine-tuning starts"
-            }
+            (PhaseKind::Sparse, PhaseKind::Dense) => "sparse training ends, dense training starts",
             (PhaseKind::Dense, PhaseKind::Sparse) => "dense training ends, sparse training starts",
             _ => "the next phase starts",
         }

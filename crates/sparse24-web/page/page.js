@@ -1,4 +1,4 @@
-// The page: it calls a Session of the wasm and draws what comes back.
+// Trains with a Session of the WebAssembly module, and draws the results.
 const part = (id) => document.getElementById(id);
 const set = (id, text) => { part(id).textContent = text; };
 // `?seed=` and, for tests, `?stop=`: the step after which the page pauses by itself.
@@ -18,7 +18,7 @@ function problem(text) {
   part("run").disabled = true;
 }
 
-// A polyline of [step, value] points with rounded limits.
+// Draws [step, value] points as a curve, with three labelled grid lines.
 function plot(id, points, digits) {
   const values = points.map((point) => point[1]);
   const low = Math.min(...values), high = Math.max(...values), range = high - low || high || 1;
@@ -36,7 +36,7 @@ function plot(id, points, digits) {
     `<text x="54" y="210">0</text><text x="470" y="210" text-anchor="end">step ${last}</text>`;
 }
 
-// Three numbers of a colour of the style sheet.
+// Red, green and blue of a colour of the style sheet.
 function colour(name) {
   const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim().slice(1);
   const long = value.length === 3 ? [...value].map((digit) => digit + digit).join("") : value;
@@ -47,7 +47,7 @@ function drawMask() {
   const place = part("layer").selectedIndex, [rows, columns] = masks.shape(place);
   const kept = masks.kept(place), before = first.kept(place);
   const [on, off, changed] = ["--accent", "--off", "--changed"].map(colour);
-  // The longer side lies across the page.
+  // The longer side is horizontal.
   const flat = columns >= rows, canvas = part("mask");
   [canvas.width, canvas.height] = flat ? [columns, rows] : [rows, columns];
   const picture = canvas.getContext("2d").createImageData(canvas.width, canvas.height);
@@ -60,10 +60,10 @@ function drawMask() {
     picture.data[at + 3] = 255;
   });
   canvas.getContext("2d").putImageData(picture, 0, 0);
-  set("changed", `${(100 * differ / kept.length).toFixed(1)} % of this mask's bits differ.`);
+  set("changed", `${(100 * differ / kept.length).toFixed(1)} % of this mask's bits differ from step 0.`);
 }
 
-// Reads the masks; a dense phase has none, and the last ones stay.
+// Reads the masks. A dense phase has none, so the last ones stay on the page.
 async function look() {
   const found = await session.masks();
   if (found.names().length === 0) return;
@@ -102,7 +102,7 @@ async function train() {
       set("flip", flip.toFixed(4));
       plot("flips", flips, 4);
     }
-    set("phase", outcome.sparse ? "sparse (2:4)" : "dense fine-tuning");
+    set("phase", outcome.sparse ? "sparse (2:4)" : "dense");
     outcome.free();
     set("step", `${step} of ${steps}`);
     set("loss", losses.at(-1)[1].toFixed(4));
@@ -142,7 +142,7 @@ async function describe() {
   const { info } = await navigator.gpu.requestAdapter();
   const name = [info.vendor, info.architecture, info.description].filter(Boolean).join(" ");
   const software = info.isFallbackAdapter || /swiftshader|llvmpipe|software/i.test(name);
-  return `${name || "unnamed"}: ${software ? "the CPU, imitating a GPU" : "a GPU"}, through WebGPU, in f32`;
+  return `${name || "unnamed"}: ${software ? "the CPU, emulating a GPU" : "a GPU"}, through WebGPU, in f32`;
 }
 
 async function open(wasm) {
@@ -151,12 +151,12 @@ async function open(wasm) {
     return;
   }
   if (!navigator.gpu) {
-    problem("This browser has no WebGPU here. Chrome and Edge from 113 on, Safari from 26 on and Firefox from 141 on " +
-      "have it, some of them not on every system; the page must be a local file, or come from localhost or by https.");
+    problem("WebGPU is not available here. Chrome and Edge have it from version 113, Safari from 26 and Firefox from 141, " +
+      "though not on every system. The page must be a local file, or be served from localhost or over https.");
     return;
   }
   if (!await navigator.gpu.requestAdapter()) {
-    problem("This browser has WebGPU, but offers no adapter: the GPU or its driver may be blocked.");
+    problem("This browser has WebGPU but offers no adapter: it may block this GPU or its driver.");
     return;
   }
   await wasm_bindgen({ module_or_path: wasm });

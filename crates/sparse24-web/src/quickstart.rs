@@ -1,4 +1,5 @@
-//! The preset `quickstart` of `sparse24-run`, which does not build for browsers; a test compares.
+//! The preset `quickstart` of `sparse24-run`, repeated because that crate does not build for
+//! browsers. A test compares them.
 
 use core::num::NonZeroU32;
 
@@ -66,7 +67,7 @@ pub fn recipe(seed: u64) -> Recipe {
     }
 }
 
-/// The training part of the corpus that is embedded in `sparse24-run`, a byte per token.
+/// The training split of the corpus that is embedded in `sparse24-run`, one token per byte.
 #[derive(Debug, Clone, Copy)]
 pub struct Text {
     bytes: &'static [u8],
@@ -74,7 +75,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// The first nine tenths of the characters, drawn from with this seed.
+    /// The first nine tenths of the characters; `seed` decides where the windows of a batch start.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let characters = CORPUS.chars().count();

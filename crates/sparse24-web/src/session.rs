@@ -1,4 +1,4 @@
-//! The functions that the page calls. Those that need a result from the GPU return a promise.
+//! The functions that the page calls. Those that wait for the GPU return a promise.
 
 use sparse24_core::{
     Mask,
@@ -44,7 +44,7 @@ pub struct Session {
 /// The outcome of a step.
 #[wasm_bindgen]
 pub struct Step {
-    /// t, from 1.
+    /// The optimizer step, counted from 1.
     pub step: u32,
     /// Mean loss per token, in nats.
     pub loss: f64,
@@ -78,7 +78,7 @@ impl Session {
         self.trainer.recipe().steps
     }
 
-    /// Takes a step; every tenth samples the flip rate, as in the command.
+    /// Takes a step. Every tenth step samples the flip rate, as in the command.
     pub async fn step(&mut self) -> Result<Step, JsError> {
         let is_sampled = (self.trainer.step() + 1).is_multiple_of(10);
         let sampling = if is_sampled { FlipSampling::Sample } else { FlipSampling::Skip };
@@ -104,7 +104,7 @@ impl Session {
         Ok(Masks { masks, packed })
     }
 
-    /// Text of this many bytes after a line feed, drawn at temperature 0.8.
+    /// Draws `length` bytes after a line feed, at temperature 0.8, as text.
     pub async fn sample(&mut self, length: u32) -> Result<String, JsError> {
         let seed = self.trainer.recipe().seed;
         let stream = Stream::new(seed, Site::new(Purpose::Sampling, 0), 0, self.trainer.step());
@@ -120,7 +120,8 @@ impl Session {
     }
 }
 
-/// The token at `u`, in [0, 1), of the distribution of the logits at temperature 0.8.
+/// Draws a token from the softmax of the logits at temperature 0.8, with the uniform number `u` in
+/// [0, 1).
 fn draw(logits: &[f32], u: f32) -> u32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight = |&logit: &f32| libm::exp(f64::from(logit - most) / 0.8);
@@ -140,13 +141,13 @@ impl Masks {
         self.masks.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// `[rows, columns]` of a mask by its place.
+    /// `[rows, columns]` of the mask number `place`.
     #[must_use]
     pub fn shape(&self, place: usize) -> Vec<usize> {
         self.masks[place].1.shape().into()
     }
 
-    /// One byte per element of a mask, row-major: 1 = kept.
+    /// One byte per element of the mask number `place`, row-major: 1 = kept.
     #[must_use]
     pub fn kept(&self, place: usize) -> Vec<u8> {
         let (_, mask) = &self.masks[place];
@@ -154,7 +155,7 @@ impl Masks {
         (0..rows * columns).map(|i| mask.keeps(i / columns, i % columns).into()).collect()
     }
 
-    /// The file: the masks in order, each as its tiles in little-endian u16.
+    /// The contents of the file that the page downloads: [`packed`] masks.
     #[must_use]
     pub fn file(&self) -> Vec<u8> {
         self.packed.clone()

@@ -51,7 +51,7 @@ fn first_masks() -> Vec<u8> {
 
 #[test]
 fn the_hash_is_the_commands() {
-    // The test of `sparse24 eval` has the same.
+    // The test of `sparse24 eval` expects the same hash.
     let first = "9ca03c96ec17c8d48f717325c0c1959db6ece445af7f052e39adaa4fb0d88da3";
     assert_eq!(hash(&first_masks()), first);
 }
@@ -69,7 +69,7 @@ fn the_page_trains_in_a_browser() {
     let dump = OsString::from("--dump-dom");
     let older = page.replace("<main>", "<main><script>delete Navigator.prototype.gpu</script>");
     for (page, query, expected) in [
-        (&older, "stop=1", "This browser has no WebGPU here."),
+        (&older, "stop=1", "WebGPU is not available here."),
         (&page, "seed=-1", "The address has seed=-1, which is not an integer"),
     ] {
         let (document, console) = visit(browser, page, query, 1, from_ref(&dump));
@@ -111,10 +111,10 @@ fn part<'a>(document: &'a str, id: &str) -> &'a str {
     rest.split('<').next().expect(id)
 }
 
-/// Loads the page in a browser with software WebGPU and returns what it prints and its console,
-/// once the page has trained this many steps or reports a problem: an image that the server holds
-/// back until then delays the end of the loading. Where the page pauses by itself, the masks are
-/// saved, and the run is resumed, to be paused by its button.
+/// Loads the page in a browser with software WebGPU. Returns the browser's output and its console
+/// once the page has trained this many steps or reports a problem: until then, the server holds
+/// back an image, so the page does not finish loading. Where the page pauses by itself, the masks
+/// are saved and the run is resumed; then it is paused by its button.
 fn visit(
     browser: &str,
     page: &str,

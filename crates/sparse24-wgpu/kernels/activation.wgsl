@@ -1,4 +1,4 @@
-// activation_forward: H = act(Z); gated, the activated first half of a row times the second
+// activation_forward: H = act(Z); if gated, act(first half of a row) times the second half
 // in   Z f32 [p,f] or [p,2f]
 // out  H f32 [p,f], overwritten, never read
 // acc  f32

@@ -1,4 +1,4 @@
-// activation_backward: dZ = dH act'(Z); gated, dH b act'(a) and dH act(a) of the halves a and b
+// activation_backward: dZ = dH act'(Z); if gated, dH b act'(a) and dH act(a) for the halves a and b
 // in   dH f32 [p,f]; Z f32 [p,f] or [p,2f]
 // out  dZ f32, the shape of Z, overwritten, never read
 // acc  f32

@@ -1,4 +1,4 @@
-// add: out = x + delta, or out += delta where x is out
+// add: out = x + delta, or out += delta if x is out
 // in   x, delta f32 [p,d]
 // out  out f32 [p,d]
 // acc  one rounding

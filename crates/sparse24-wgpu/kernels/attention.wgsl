@@ -1,8 +1,8 @@
-// What the kernels of attention share: geometry, visibility, dropout.
+// Shared by the attention kernels: geometry, visibility, dropout.
 //
-// A workgroup of 64 has 32 rows of one head, and 32 of the other operand at a time. An invocation
-// has four of each: 4x4 scores. Of the output, it has four columns in every 32, at most 128, of its
-// four rows, in registers.
+// A workgroup of 64 invocations takes 32 rows of one head, and 32 rows of the other operand at a
+// time. An invocation computes the 4x4 scores of four rows of each. It holds the output of its four
+// rows in registers: four of every 32 columns, of at most 128.
 
 struct Constants {
     q_offset: u32,
@@ -22,7 +22,7 @@ struct Constants {
     keys: u32,
     width: u32,
     causal: u32,
-    // Workgroups, and those of a head.
+    // Workgroups of all heads, and of one head.
     groups: u32,
     blocks: u32,
     scale: f32,
@@ -30,12 +30,12 @@ struct Constants {
     site: u32,
     least: u32,
     kept_scale: f32,
-    // The places of the gradients.
+    // Offsets and strides of the gradients.
     d_offset: u32,
     d_stride: u32,
     second_offset: u32,
     second_stride: u32,
-    // Bit 0: the first gradient, bit 1: the second.
+    // Bit 0: whether to write the first gradient; bit 1: the second.
     writes: u32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
@@ -43,7 +43,7 @@ struct Constants {
 @group(0) @binding(3) var<storage, read> k: array<Part>;
 @group(0) @binding(4) var<storage, read> v: array<Part>;
 
-// The numbers of each row of the other operand for each four rows.
+// For each row of the other operand, one number per row of the workgroup, by fours.
 var<workgroup> first_tile: array<vec4<f32>, 256>;
 var<workgroup> second_tile: array<vec4<f32>, 256>;
 
@@ -51,18 +51,18 @@ fn four(first: u32) -> vec4<u32> {
     return vec4<u32>(first, first + 1u, first + 2u, first + 3u);
 }
 
-// Keys that a query sees among `limit`.
+// Number of keys that a query sees, of the first `limit`.
 fn visible(query: u32, limit: u32) -> u32 {
     let causal = max(query + 1u + c.keys, c.queries) - c.queries;
     return select(limit, min(limit, causal), c.causal != 0u);
 }
 
-// The factor of a probability.
+// The dropout factor of a probability: 0 or 1 / (1 - p).
 fn kept_one(element: u32) -> f32 {
     return select(0.0, c.kept_scale, (philox(element / 4u, c.site)[element % 4u] >> 8u) >= c.least);
 }
 
-// The factors of the probabilities of a query and four keys.
+// The dropout factors of the probabilities of a query and four keys.
 fn kept(task: u32, query: u32, keys: vec4<u32>) -> vec4<f32> {
     if c.drops == 0u {
         return vec4<f32>(1.0);
@@ -75,7 +75,7 @@ fn exp_four(x: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(exp_of(x.x), exp_of(x.y), exp_of(x.z), exp_of(x.w));
 }
 
-// Zero from the last column on; columns from j on.
+// Four columns from j on, with zeros beyond the last column of the head.
 fn inside(x: vec4<f32>, j: u32) -> vec4<f32> {
     if j + 4u <= c.width {
         return x;
@@ -83,7 +83,7 @@ fn inside(x: vec4<f32>, j: u32) -> vec4<f32> {
     return select(vec4<f32>(), x, four(j) < vec4<u32>(c.width));
 }
 
-// The places of four neighbours.
+// The parts that hold four consecutive elements.
 fn parts_at(place: u32) -> vec4<u32> {
     return vec4<u32>(
         part_at(place), part_at(place + 1u), part_at(place + 2u), part_at(place + 3u),
@@ -106,12 +106,12 @@ fn v_four(place: u32, j: u32) -> vec4<f32> {
     return inside(joined(v[at.x], v[at.y], v[at.z], v[at.w]), j);
 }
 
-// The last multiple of four up to j that is a column.
+// j, or the last multiple of four that is a column if j is beyond it.
 fn last_four(j: u32) -> u32 {
     return min(j, (c.width - 1u) / 4u * 4u);
 }
 
-// Four successive columns of the first tile, four rows each.
+// Four rows of each of four successive columns of `first_tile`.
 fn weights_at(i: u32, rows: u32) -> mat4x4<f32> {
     let at = 8u * i + rows;
     return mat4x4<f32>(

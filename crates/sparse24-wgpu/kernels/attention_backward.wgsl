@@ -18,18 +18,18 @@ const OF_K: u32 = 128u;
 const OF_O: u32 = 256u;
 const OF_V: u32 = 384u;
 
-// Where a row's four columns of this part of the sixteen are. Eight rows in steps of four lie in
-// different banks, and so do eight neighbours.
+// Where four of a row's sixteen staged columns are, by their part, 0 to 3. Eight rows at a distance
+// of four lie in different banks, and so do eight consecutive rows.
 fn staged_at(row: u32, part: u32) -> u32 {
     return 32u * part + 8u * (row % 4u) + ((row / 4u) ^ (2u * (row % 4u)));
 }
 
-// Where four rows from 4 `rows` on are, in part 0.
+// Where the four rows from 4 * `rows` on are, in part 0.
 fn staged_rows(rows: u32) -> vec4<u32> {
     return vec4<u32>(rows, 8u + (rows ^ 2u), 16u + (rows ^ 4u), 24u + (rows ^ 6u));
 }
 
-// Adds the products of four rows of each of two operands over a part of their columns.
+// Adds the products of four rows of each of two operands over four staged columns.
 fn add_products(
     x: u32, x_rows: vec4<u32>, y: u32, y_rows: vec4<u32>, sums: ptr<function, mat4x4<f32>>,
 ) {
@@ -67,7 +67,7 @@ fn of_query(task: u32, query: u32, keys: vec4<u32>, limit: u32, s: vec4<f32>, dp
     return array<vec4<f32>, 2>(p * factor, ds);
 }
 
-// Stages the columns of number n of a query and a key, of the sixteen from j on.
+// Stages four columns, those of part n % 4 of the sixteen from j on, of query and key n / 4.
 fn stage(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
     let row = n / 4u;
     let at = j + 4u * (n % 4u);
@@ -82,7 +82,7 @@ fn stage(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
     staged[OF_V + to] = v_four(c.v_offset + column + key * c.v_stride, at);
 }
 
-// Four queries and four keys, by their place among 32 of each.
+// The scores of four queries and four keys, by their indices among 32 of each, in fours.
 fn scores(
     t: u32, task: u32, first_query: u32, first_key: u32, query_rows: u32, key_rows: u32, limit: u32,
 ) -> Scores {

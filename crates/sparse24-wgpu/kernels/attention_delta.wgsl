@@ -1,4 +1,4 @@
-// attention_delta: D = the sum of dO * O over every query of a head
+// attention_delta: D = the sum of dO * O over the columns of a head, for every query
 // in   dO, O f32 [batch*queries,heads*width]
 // out  D f32 [batch*heads,queries], overwritten
 // pre  an invocation per sum

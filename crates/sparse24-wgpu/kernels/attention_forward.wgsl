@@ -1,4 +1,4 @@
-// attention_forward: o = dropout(softmax(mask(q k^T * scale))) v of every sequence and head
+// attention_forward: o = dropout(softmax(mask(q k^T * scale))) v for every sequence and head
 // in   q f32 [batch*queries,heads*width]; k, v f32 [batch*keys,heads*width]; lengths u32 [batch]
 // out  o f32, the shape of q; lse, the bits of f32 [batch*heads,queries]; overwritten
 // pre  width at most 128; fewer than 2^32 probabilities
@@ -9,7 +9,7 @@
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-// Below every score.
+// A number below every score.
 const LEAST: f32 = -3e38;
 
 var<workgroup> partial: array<vec4<f32>, 64>;

@@ -1,4 +1,4 @@
-// moving_average: average = decay * average + rest * w; nothing while the flag is up
+// moving_average: average = decay * average + rest * w; does nothing while the flag is raised
 // in   w f32 [n]; health: the norm of all gradients and the flag; rest = 1 - decay
 // out  average f32 [n], in place
 // acc  f32

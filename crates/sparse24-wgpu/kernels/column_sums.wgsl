@@ -1,5 +1,5 @@
 // column_sums: out = the column sums of x, or out += them
-// row_block_sums: the column sums of every 64 rows
+// row_block_sums: the column sums of each block of 64 rows
 // in   x f32 [p,n]
 // out  out f32 [n], overwritten and never read, or added to; blocks f32 [ceil(p/64),n]
 // pre  an invocation per sum

@@ -1,4 +1,4 @@
-// compress_weight: S(W), dense with zeros; soft_threshold: its kept values mapped
+// compress_weight: S(W), dense with zeros; soft_threshold: the same with its kept values mapped
 // in   w, the bits of f32 [r,q]; tiles [r/4,q/4], two per word
 // out  S(W), the bits of f32 [r,q], contiguous, overwritten, never read
 // pre  r and q multiples of 4
@@ -72,7 +72,7 @@ fn soft_threshold(
     let excess = bitcast<vec4<f32>>(a) - vec4<f32>(bitcast<f32>(threshold));
     let signs = group.x & vec4<u32>(0x80000000u);
     let value = bitcast<vec4<u32>>(excess * c.scale) & vec4<u32>(0x7fffffffu);
-    // Not a number stays so, and what is below the threshold is zero.
+    // A NaN stays a NaN, and magnitudes below the threshold become zero.
     let nan = a > vec4<u32>(0x7f800000u);
     let mapped = select(select(vec4<u32>(0u), value, a >= vec4<u32>(threshold)), a, nan) | signs;
     store(number, select(vec4<u32>(0u), mapped, group.keeps));

@@ -1,12 +1,12 @@
-// dropout: x = 0 where the uniform is below p, else x / (1 - p)
-// drop_sequences: the same, where elements that are together share a uniform
+// dropout: x = 0 where the uniform number is below p, else x / (1 - p)
+// drop_sequences: the same, where every `together` elements share a uniform number
 // in   x, the bits of f32 [p,d], in place
 // out  x
-// pre  `least` is the least word >> 8 whose uniform is not below p; d at most 2^32
+// pre  `least` is the least word >> 8 whose uniform number is not below p; d at most 2^32
 // acc  the decision in u32: core's bits; one product
 // ref  sparse24_core::op::Dropout
 //
-// An invocation of dropout has the four elements of one Philox call.
+// An invocation of dropout takes the four elements of one Philox call.
 
 struct Constants {
     offset: u32,

@@ -1,9 +1,9 @@
 // embed_backward: row id of dE += scale * the sum of the rows of the gradient whose token is id
 // position_grad: row t of dP += the rows at position t
-// in   tokens u32 [p], and the places of the tokens in ascending order of token and place [p];
+// in   tokens u32 [p], and their indices [p], sorted by token and then by index;
 //      rows f32 [p,d]
 // out  table f32 [V,d] or [at least length,d], added to
-// pre  an invocation per place in that order, or per position, and column
+// pre  an invocation per column of each index in that order, or of each position
 // acc  f32, in the order of the tokens
 // ref  sparse24_cpu::embedding
 
@@ -45,7 +45,7 @@ fn embed_backward(
         return;
     }
     let mine = token(first);
-    // The first of equal tokens adds the rows of all.
+    // The invocation of the first of equal tokens adds the rows of all of them.
     if mine >= c.targets || (first > 0u && token(max(first, 1u) - 1u) == mine) {
         return;
     }

@@ -1,4 +1,4 @@
-// flip_count: the number of bits by which two masks differ
+// flip_count: the number of bits in which two masks differ
 // in   a, b: tiles, two per word
 // out  count u32 [1], added to
 // pre  fewer than 2^32 elements

@@ -1,4 +1,4 @@
-// Reading four neighbours at once: offsets, strides and widths are multiples of 4.
+// Reads four consecutive elements by one vec4 load: offsets, strides and widths are multiples of 4.
 
 alias Part = vec4<f32>;
 
@@ -6,7 +6,7 @@ fn part_at(place: u32) -> u32 {
     return place / 4u;
 }
 
-// Of the parts at four successive places, which are one.
+// The elements at four successive places, whose parts are all the same vec4.
 fn joined(a: Part, b: Part, c: Part, d: Part) -> vec4<f32> {
     return a;
 }

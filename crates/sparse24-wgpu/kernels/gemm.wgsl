@@ -1,7 +1,7 @@
 // gemm: C[m,n] = A[m,k] B[k,n] + bias, or C += it
 // in   A, B f32, as gemm_singles or gemm_fours reads them; bias f32 [n]
 // out  C f32 [m,n], overwritten and never read, or added to
-// pre  a grid ceil(n / (8 LANES)) wide
+// pre  output tiles of 8 LANES rows and columns, a workgroup each
 // acc  f32, k ascending: one accumulator per element
 // ref  loops in f64
 
@@ -25,7 +25,7 @@ struct Constants {
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
-// Tiles of 16 along k and 8 LANES along m or n, four elements of the latter together.
+// The operands of an output tile: 16 values of k by 8 LANES rows or columns, the latter by fours.
 const WIDTH: u32 = 2u * LANES;
 var<workgroup> a_tile: array<vec4<f32>, 16u * WIDTH>;
 var<workgroup> b_tile: array<vec4<f32>, 16u * WIDTH>;
@@ -56,7 +56,7 @@ fn store_four(i: u32, j: u32, values: mat4x4<f32>) {
     store(i + 3u, j, values[3]);
 }
 
-// One k. A loop would be checked at each of its few turns.
+// Adds the products of one k. The calls are unrolled, since naga adds a check to every iteration.
 fn add_products(
     k: u32,
     row: u32,
@@ -88,7 +88,7 @@ fn add_products(
     (*sums11)[3] += x1.w * y1;
 }
 
-// Four rows and four columns of each quarter of a tile for each invocation.
+// An invocation computes four rows and four columns of each quarter of an output tile.
 @compute @workgroup_size(LANES * LANES)
 fn gemm(
     @builtin(local_invocation_index) t: u32,

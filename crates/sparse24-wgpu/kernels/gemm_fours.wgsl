@@ -1,10 +1,10 @@
-// gemm_fours: tiles of A and B four elements at a time: offsets and strides are multiples of 4
+// gemm_fours: reads A and B by vec4 loads; offsets and strides are multiples of 4
 
 @group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> b: array<vec4<f32>>;
 
-// The places of rows or columns i to i + 3 of an operand at k, or of k to k + 3 at i; what lies
-// outside is read at the last one inside.
+// The places of the vec4s that hold rows or columns i to i + 3 and k to k + 3 of an operand.
+// Indices beyond the last are replaced by the last.
 fn places(offset: u32, i: u32, i_step: u32, count: u32, k: u32, k_step: u32) -> vec4<u32> {
     let four = vec4<u32>(0u, 1u, 2u, 3u);
     let of_i = min(i + four, vec4<u32>(count - 1u));
@@ -14,7 +14,7 @@ fn places(offset: u32, i: u32, i_step: u32, count: u32, k: u32, k_step: u32) -> 
     return (offset + select(along_i, along_k, vec4<bool>(k_step == 1u))) / 4u;
 }
 
-// Four k, each with four rows or columns; zero beyond the last k.
+// Four values of k, each with four rows or columns; zero beyond the last k.
 fn turned(read: mat4x4<f32>, k: u32, k_step: u32) -> mat4x4<f32> {
     var of_k = read;
     if k_step == 1u {
@@ -32,8 +32,8 @@ fn turned(read: mat4x4<f32>, k: u32, k_step: u32) -> mat4x4<f32> {
     return of_k;
 }
 
-// Four k and four rows or columns, by a number below 8 LANES, as [k, rows or columns], both by
-// fours. Neighbours store to neighbouring memory.
+// Splits a number below 8 LANES into the indices of four values of k and of four rows or columns.
+// Consecutive numbers store to consecutive memory.
 fn block(number: u32) -> vec2<u32> {
     return vec2<u32>(number / LANES % 4u, number % LANES + number / (4u * LANES) * LANES);
 }
@@ -62,7 +62,7 @@ fn fill_b(number: u32, first_column: u32, first: u32) {
     b_tile[to + 3u * WIDTH] = y[3];
 }
 
-// With 8 LANES invocations each fills both tiles; with twice as many, one of the two.
+// With 8 LANES invocations, each fills a part of both operands; with twice as many, of one of them.
 fn fill(t: u32, first_row: u32, first_column: u32, first: u32) {
     let number = t % (8u * LANES);
     if LANES == 8u || t < 8u * LANES {

@@ -1,4 +1,4 @@
-// gemm_singles: tiles of A and B of any strides, one element at a time, of 64 rows or columns
+// gemm_singles: reads A and B by scalar loads, with any strides, for output tiles of 64x64
 
 @group(0) @binding(2) var<storage, read> a: array<f32>;
 @group(0) @binding(3) var<storage, read> b: array<f32>;
@@ -13,7 +13,8 @@ fn b_at(k: u32, j: u32) -> f32 {
     return select(0.0, value, j < c.n && k < c.k);
 }
 
-// Four elements of a tile: [along k, four along m or n]. Neighbours load neighbouring memory.
+// Splits a number into the index of k and that of four rows or columns. Consecutive numbers load
+// consecutive memory.
 fn part(number: u32, k_is_contiguous: bool) -> vec2<u32> {
     let along = vec2<u32>(number / 16u, number % 16u);
     return select(along, along.yx, k_is_contiguous);

@@ -1,19 +1,20 @@
 // norm_largest: the largest magnitude of a gradient, and the flag if it is not finite
-// norm_squares: the sum of squares of every 4096 elements, over the square of the power of two of
-//      the largest magnitude of all gradients
-// norm_total: the root of the sum of those sums
+// norm_squares: the sum of squares of every 4096 elements, divided by 4^e, where 2^e is the power
+//      of two of the largest magnitude of all gradients
+// norm_total: the L2 norm, from those sums
 // in   g f32 [n]
 // out  scratch u32: the largest magnitude's bits, zero before; then the sums f32, overwritten;
 //      health: the norm, and the flag
 // pre  norm_largest and norm_squares: a workgroup per 4096 elements; norm_total: one workgroup
-// acc  f32: sums of every 64th element, then a tree; powers of two are exact, and nothing overflows
-//      but the norm itself
+// acc  f32: sums of every 64th element, then a tree; scaling by powers of two is exact, and only
+//      the norm itself can overflow
 // ref  loops in f64
 
 struct Constants {
     g_offset: u32,
+    // Elements of g; in norm_total, the number of sums.
     elements: u32,
-    // The place of the first sum in the scratch; of all sums in norm_total, their number.
+    // Place of the first sum in the scratch.
     first: u32,
     row: u32,
 }
@@ -41,7 +42,7 @@ fn norm_largest(
     }
 }
 
-// The exponent of the largest magnitude, as 127 + e of a normal power of two whose inverse is one.
+// 127 + e for the largest magnitude, clamped so that 2^e and 2^-e are normal numbers.
 fn exponent() -> u32 {
     return clamp(atomicLoad(&scratch[0]) >> 23u, 1u, 253u);
 }

@@ -1,7 +1,8 @@
 // The interface of every kernel.
 //
-// Group 0 has the constants of a call at binding 0, the step state at binding 1, then the inputs
-// and the outputs. A matrix has an offset and a stride, both in elements, among the constants.
+// Bind group 0 has the constants of a call at binding 0, the step state at binding 1, then the
+// inputs and the outputs. The constants include the offset and the stride of each matrix, in
+// elements.
 
 // The numbers that change from step to step.
 struct StepState {
@@ -17,7 +18,7 @@ struct StepState {
 }
 @group(0) @binding(1) var<uniform> state: StepState;
 
-// The number of an invocation or workgroup in a grid that continues in y.
+// The index of an invocation or workgroup in a grid that continues in y.
 fn flat(id: vec3<u32>, groups: vec3<u32>, size: u32) -> u32 {
     return id.y * groups.x * size + id.x;
 }

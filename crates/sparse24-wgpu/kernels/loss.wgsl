@@ -1,6 +1,6 @@
 // cross_entropy: the loss of a row of logits, which is overwritten with its gradient
-// in   targets u32 [p]; a target of all ones contributes nothing; if rows are mixed, second
-//      targets u32 [p] and the shares of the first f32 [p]
+// in   targets u32 [p]; a target of 0xffffffff contributes nothing; if rows are mixed, second
+//      targets u32 [p] and the shares of the first targets f32 [p]
 // out  logits f32 [p,V], in place; losses f32 [p], overwritten
 // pre  a workgroup per row
 // acc  f32: sums of every 64th element, then a tree

@@ -1,4 +1,4 @@
-// loss_sum: the sum of losses; one that is not finite raises the flag in training
+// loss_sum: the sum of losses; in training, a sum that is not finite raises the flag
 // in   losses, the bits of f32 [p]
 // out  loss f32 [1], overwritten; health
 // pre  one workgroup

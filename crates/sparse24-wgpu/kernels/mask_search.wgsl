@@ -9,7 +9,7 @@
 struct Constants {
     w_offset: u32,
     w_stride: u32,
-    // Tiles of a row, and of all.
+    // Number of tiles in a row, and in all.
     columns: u32,
     tiles: u32,
 }
@@ -32,7 +32,7 @@ struct Candidate {
     code: u32,
 }
 
-// The later candidate where its norm is strictly greater.
+// The later candidate if its norm is strictly greater.
 fn later(best: Candidate, norm: u32, code: u32) -> Candidate {
     if norm > best.norm {
         return Candidate(norm, code);

@@ -1,4 +1,5 @@
-// Exponentials, logarithms and activations in f32, of known error where WGSL's own have none.
+// Exponentials, logarithms and activations in f32, with known error bounds, which WGSL's own
+// functions lack.
 
 const LN_2: f32 = 0.6931471806;
 
@@ -45,8 +46,8 @@ struct Activated {
     slope: f32,
 }
 
-// z, at least -limit, times the sigmoid of an exponent, and the derivative, where slope is
-// ln 2 * exponent'. Beyond the limit the sigmoid is that of the limit.
+// z, at least -limit, times the sigmoid of an exponent, and the derivative; slope is ln 2 *
+// exponent'. Beyond the limit, the sigmoid is that of the limit.
 fn gate(z: f32, limit: f32, exponent: f32, slope: f32) -> Activated {
     let s = sigmoid(exponent);
     return Activated(max(z, -limit) * s, s + clamp(z, -limit, limit) * slope * (s * (1.0 - s)));

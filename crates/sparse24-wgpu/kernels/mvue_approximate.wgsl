@@ -22,7 +22,8 @@ fn add_one(a: u32, b: u32) -> u32 {
     return soft_add(splat(a), splat(b)).x;
 }
 
-// Draws the first nonzero, except the one to skip, with t below the running sum; else the last.
+// Draws the first nonzero element, except the one to skip, whose running sum exceeds t; otherwise
+// the last one.
 fn draw(group: vec4<u32>, skip: u32, t: u32) -> u32 {
     var a = group;
     var running = 0u;
@@ -38,7 +39,7 @@ fn draw(group: vec4<u32>, skip: u32, t: u32) -> u32 {
     return last;
 }
 
-// The sum of all but one, in order.
+// The sum of all elements but one, in order.
 fn without(group: vec4<u32>, skip: u32) -> u32 {
     var a = group;
     var sum = 0u;
@@ -61,19 +62,19 @@ fn estimate(group: vec4<f32>, i: u32) -> f32 {
             for (var l = 0u; l < 4u; l += 1u) {
                 rest += select(a[l], 0.0, l == j);
             }
-            // Beside a far larger element, the others count as zero.
+            // If one element is far larger, the others count as zero.
             probability += a[j] / total * (a[i] / max(rest, 1.1754944e-38));
         }
     }
     return a[i] / max(probability, 1.1754944e-38);
 }
 
-// 2^n, or the nearest power that is a normal number.
+// 2^n, or the nearest power of two that is a normal number.
 fn power(n: i32) -> f32 {
     return bitcast<f32>(u32(clamp(n + 127, 1, 254)) << 23u);
 }
 
-// The bits of value 2^n: WGSL promises no subnormal numbers.
+// The bits of value * 2^n, in integers since WGSL may flush subnormal numbers to zero.
 fn raised(value: f32, n: i32) -> u32 {
     let bits = bitcast<u32>(value);
     let exponent = i32(bits >> 23u) + n;
@@ -128,7 +129,7 @@ fn mvue_approximate(
         let first = draw(a, 4u, t);
         let rest = soft_times_uniform(splat(seconds[group % 4u]), splat(without(a, first))).x;
         let second = draw(a, first, rest);
-        // Exponents relative to the largest; what is 2^-100 of it counts as zero.
+        // Exponents relative to the largest; elements below 2^-100 of it count as zero.
         let largest = max(max(a.x, a.y), max(a.z, a.w)) >> 23u;
         let down = 127u - min(largest, 127u);
         let up = max(largest, 127u) - 127u;

@@ -2,7 +2,7 @@
 // in   dZ, the bits of f32 [p,r]
 // out  sampled dZ, the bits of f32 [p,r], contiguous, overwritten, never read
 // pre  groups run along tokens; ceil(p/16) r < 2^32
-// acc  u32, IEEE rounding, in core's order; an invocation has the four groups of one Philox call
+// acc  u32, IEEE rounding, in core's order; an invocation takes the four groups of one Philox call
 // ref  sparse24_core::mvue::compress, bit for bit
 
 struct Constants {
@@ -16,7 +16,7 @@ struct Constants {
 @group(0) @binding(2) var<storage, read> dz: array<u32>;
 @group(0) @binding(3) var<storage, read_write> sampled: array<u32>;
 
-// Token `token` of a feature; zero beyond the last.
+// dZ at a token and a feature; zero beyond the last token.
 fn element(token: u32, feature: u32) -> u32 {
     return select(0u, dz[c.dz_offset + min(token, c.p - 1u) * c.dz_stride + feature], token < c.p);
 }
@@ -44,12 +44,12 @@ fn highest(bits: vec4<u32>) -> vec4<u32> {
     return splat(0x80000000u) >> min(countLeadingZeros(bits), splat(31u));
 }
 
-// Bits of the running sums that are above t.
+// One bit per running sum: whether it is above t.
 fn above(t: vec4<u32>, s0: vec4<u32>, s1: vec4<u32>, s2: vec4<u32>, s3: vec4<u32>) -> vec4<u32> {
     return bit(t < s0, 0u) | bit(t < s1, 1u) | bit(t < s2, 2u) | bit(t < s3, 3u);
 }
 
-// The estimate at one element: x itself where it is certain, else r with its sign, else zero.
+// The estimate of one element: x if it is kept for certain, r with its sign if it is drawn, else 0.
 fn estimate(x: vec4<u32>, a: vec4<u32>, r: vec4<u32>, scaled: vec4<u32>,
     keeps: vec4<bool>) -> vec4<u32> {
     let value = select((x & splat(SIGN)) | scaled, x, a >= r);
@@ -66,7 +66,7 @@ fn mvue_compress(
     if number >= calls * c.r {
         return;
     }
-    // Neighbours have neighbouring features.
+    // Consecutive invocations have consecutive features.
     let feature = number % c.r;
     let first = number / c.r * 16u;
     let words = philox(feature * calls + number / c.r, c.site);
@@ -80,7 +80,7 @@ fn mvue_compress(
     var a2 = soft_abs(x2);
     var a3 = soft_abs(x3);
     let finite = max(max(a0, a1), max(a2, a3)) < splat(INFINITY);
-    // Quarters, where the sum overflows.
+    // If the sum overflows, everything is divided by 4.
     let overflows = soft_add(soft_add(a0, a1), soft_add(a2, a3)) >= splat(INFINITY);
     a0 = select(a0, soft_halved(a0, 2u), overflows);
     a1 = select(a1, soft_halved(a1, 2u), overflows);
@@ -111,7 +111,7 @@ fn mvue_compress(
     let hits = above(t, s0, s1, s2, s3) & drawable;
     let last = highest(drawable);
     let drawn = select(last, lowest(hits), hits != zero);
-    // Two draws: the first leaves one for the second.
+    // Two elements are drawn; the first draw leaves at least one for the second.
     let earlier = select(drawn, highest(drawable ^ last), drawn == last);
     let rest = drawable & ~(earlier | (earlier - splat(1u)));
     let late_hits = above(soft_add(t, r), s0, s1, s2, s3) & rest;
@@ -121,7 +121,7 @@ fn mvue_compress(
     let second_certain = lowest(certain ^ first_certain);
     var keep = select(earlier | later, first_certain | drawn, certain != zero);
     keep = select(keep, first_certain | second_certain, second_certain != zero);
-    // At most one element is not zero: it and its neighbour.
+    // At most one element is not zero: keeps it and the one at its index xor 1.
     let pair = select(splat(3u), splat(12u), (a2 | a3) != zero);
     keep = select(keep, pair, r == zero);
 

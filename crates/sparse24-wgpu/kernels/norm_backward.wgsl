@@ -1,5 +1,5 @@
 // norm_backward: dx = rstd * (g - mean(g) - n * mean(g n)), g = dy * gamma, n = (x - mean) * rstd
-// norm_sums: the sums over 64 rows of dy * n, and of dy
+// norm_sums: the sums of dy * n and of dy over each block of 64 rows
 // in   dy, x f32 [p,d]; stats f32 [p,2]; gamma f32 [d]
 // out  dx f32 [p,d], overwritten and never read, or added to; sums f32 [ceil(p/64),2,d],
 //      overwritten

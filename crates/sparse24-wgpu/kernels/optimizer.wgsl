@@ -1,7 +1,7 @@
-// optimizer_step: one step of a parameter; nothing while the flag is up
+// optimizer_step: one step of a parameter; does nothing while the flag is raised
 // in   g f32 [n]; tiles of the mask; health: the norm of all gradients and the flag
-// out  w, m, v f32 [n], in place; v only by Adam
-// pre  q columns, a multiple of 4, where there is a mask
+// out  w, m, v f32 [n], in place; only Adam writes v
+// pre  q columns; with a mask, a multiple of 4
 // acc  f32
 // ref  sparse24_cpu::optimizer
 
@@ -20,7 +20,8 @@ struct Constants {
     beta1: f32,
     beta2: f32,
     epsilon: f32,
-    // Factors of w in the gradient and beside the step; of all, and of pruned weights.
+    // Factors of w in the gradient (coupled) and beside the step (decoupled): of all weights, then
+    // what is added for pruned ones.
     coupled: f32,
     decoupled: f32,
     masked_coupled: f32,

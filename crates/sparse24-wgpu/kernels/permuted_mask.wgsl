@@ -1,6 +1,6 @@
-// permuted_mask: the two largest masked magnitudes of every four rows in an order, in the mask
-// in   w, the bits of f32 [r,q]; tiles [r/4,q/4] of its row-wise mask; order u32 [2r]: the order of
-//      rows, then the place of every row in it
+// permuted_mask: the two largest magnitudes that the mask keeps, of every four rows in an order
+// in   w, the bits of f32 [r,q]; tiles [r/4,q/4] of its row-wise mask; order u32 [2r]: the rows in
+//      this order, then the place of every row in it
 // out  tiles [r/4,q/4], two per word, overwritten, never read
 // pre  r and q multiples of 4
 // acc  integers
@@ -9,7 +9,7 @@
 struct Constants {
     w_offset: u32,
     w_stride: u32,
-    // Tiles of a row, and of all.
+    // Number of tiles in a row, and in all.
     columns: u32,
     tiles: u32,
     rows: u32,
@@ -20,7 +20,7 @@ struct Constants {
 @group(0) @binding(4) var<storage, read> order: array<u32>;
 @group(0) @binding(5) var<storage, read_write> tiles: array<u32>;
 
-// The bits of an element, and zero where the mask prunes it.
+// The bits of an element, or zero if the mask prunes it.
 fn masked(row: u32, column: u32) -> u32 {
     let tile = row / 4u * c.columns + column / 4u;
     let bits = tile_bits(kept[tile / 2u], tile);

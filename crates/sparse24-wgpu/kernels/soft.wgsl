@@ -1,7 +1,8 @@
 // IEEE binary32 in u32 arithmetic, rounded to nearest even, with subnormal numbers.
 //
-// WGSL may round, fuse, reassociate and flush operations on f32, so kernels with discrete results
-// use these. Four numbers at a time; finite, unless a function says otherwise.
+// WGSL implementations may round, fuse and reassociate f32 operations in their own way, and flush
+// subnormal numbers, so kernels with discrete results use these functions. They take four numbers
+// at a time, which are finite unless a function says otherwise.
 
 const INFINITY: u32 = 0x7f800000u;
 const MAGNITUDE: u32 = 0x7fffffffu;
@@ -32,13 +33,13 @@ fn soft_shifted(x: vec4<u32>, shift: vec4<u32>) -> vec4<u32> {
     return kept + select(splat(0u), splat(1u), up);
 }
 
-// a + b; infinity where it overflows or a positive operand is infinite.
+// a + b; infinity if it overflows or a positive operand is infinite.
 fn soft_add(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     let swaps = (a & splat(MAGNITUDE)) < (b & splat(MAGNITUDE));
     let large = select(a, b, swaps);
     let small = select(b, a, swaps);
     let exponent = soft_exponent(large);
-    // Three guard bits, of which the last collects what is shifted out.
+    // Three guard bits; the last is a sticky bit.
     let distance = min(exponent - soft_exponent(small), splat(27u));
     let whole = soft_significand(small) << splat(3u);
     var aligned = whole >> distance;
@@ -62,7 +63,7 @@ fn soft_abs(x: vec4<u32>) -> vec4<u32> {
     return x & splat(MAGNITUDE);
 }
 
-// x / 2^power of magnitudes, power at most 2.
+// x / 2^power for magnitudes; power is at most 2.
 fn soft_halved(x: vec4<u32>, power: u32) -> vec4<u32> {
     let exponent = soft_exponent(x);
     let shift = splat(power + 1u) - min(exponent, splat(power + 1u));
@@ -70,9 +71,9 @@ fn soft_halved(x: vec4<u32>, power: u32) -> vec4<u32> {
     return select(subnormal, x - splat(power << 23u), (x >> splat(23u)) > splat(power));
 }
 
-// (word >> 8) 2^-24 x of magnitudes: the product with a uniform.
+// The product of a magnitude x with the uniform number (word >> 8) * 2^-24.
 fn soft_times_uniform(word: vec4<u32>, x: vec4<u32>) -> vec4<u32> {
-    // 48 bits in two halves of 24.
+    // The 48 bits of the product, in two halves of 24.
     let u = word >> splat(8u);
     let s = soft_significand(x);
     let twelve = splat(12u);

@@ -1,7 +1,7 @@
-// span_loss: half the cross-entropies of a span's first and last token over those of a sequence;
-//      logits are overwritten with their gradient
-// in   targets u32 [n*length]: the first that is not all ones is at the first token, and is the
-//      last; lengths u32 [n]
+// span_loss: the mean of the cross-entropies of a span's first and last token, over the tokens of a
+//      sequence; logits are overwritten with their gradient
+// in   targets u32 [n*length]: the first that is not 0xffffffff is at the span's first token,
+//      and its value is the position of the last token; lengths u32 [n]
 // out  logits f32 [n*length,2], in place; losses f32 [n], overwritten
 // pre  a workgroup per sequence
 // acc  f32: sums of every 64th token, then a tree

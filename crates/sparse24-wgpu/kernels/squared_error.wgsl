@@ -1,5 +1,5 @@
 // squared_error: the loss (z - t)^2 of a row, which is overwritten with its gradient
-// in   targets, the bits of f32 t [p]; a target of all ones contributes nothing
+// in   targets, the bits of f32 t [p]; a target of 0xffffffff contributes nothing
 // out  z f32 [p,1], in place; losses f32 [p], overwritten
 // pre  an invocation per row
 // acc  f32

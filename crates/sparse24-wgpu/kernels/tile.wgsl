@@ -1,6 +1,6 @@
 // Masks: sixteen bits per 4x4 tile, bit 4 row + column, two tiles per word.
 
-// The sixteen bits of a tile among words of two.
+// The sixteen bits of a tile, from the word that holds it and another one.
 fn tile_bits(word: u32, tile: u32) -> u32 {
     return (word >> (16u * (tile & 1u))) & 0xffffu;
 }
@@ -17,8 +17,8 @@ fn four_bits(x: vec4<bool>) -> u32 {
     return dot(select(vec4<u32>(0u), vec4<u32>(1u, 2u, 4u, 8u), x), vec4<u32>(1u));
 }
 
-// sparse24_core::prune::largest_two: the kept bits; a later element beats an earlier one only if
-// it is larger.
+// sparse24_core::prune::largest_two, as the bits of the kept elements. A later element beats an
+// earlier one only if it is larger.
 fn largest_two(group: vec4<u32>) -> u32 {
     // A NaN counts as infinite.
     let m = min(group & vec4<u32>(0x7fffffffu), vec4<u32>(0x7f800000u));

@@ -1,3 +1,3 @@
-// A workgroup of gemm computes 128x128 elements: it has 16x16 invocations.
+// An output tile of gemm has 128x128 elements, and its workgroup 16x16 invocations.
 
 const LANES: u32 = 16u;

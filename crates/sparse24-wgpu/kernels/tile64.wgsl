@@ -1,3 +1,3 @@
-// A workgroup of gemm computes 64x64 elements: it has 8x8 invocations.
+// An output tile of gemm has 64x64 elements, and its workgroup 8x8 invocations.
 
 const LANES: u32 = 8u;

@@ -4,16 +4,16 @@ use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
 use crate::{Device, Error, GROUP, Matrix, dropout::least, error::check_shape, kernels};
 
-/// The widest head: its columns are held in registers.
+/// Largest width of a head, whose columns are held in registers.
 pub const MAX_HEAD_WIDTH: usize = 128;
 
-/// Rows of a workgroup.
+/// Rows per workgroup.
 const ROWS: usize = 32;
 
 /// o = dropout(softmax(mask(q k^T / sqrt(width)))) v for every sequence and head.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionForward {
-    /// Geometry.
+    /// Batch, heads, queries, keys and mask.
     pub shape: AttentionShape,
     /// `[batch * queries, heads * width]`.
     pub q: Matrix,
@@ -21,7 +21,7 @@ pub struct AttentionForward {
     pub k: Matrix,
     /// `[batch * keys, heads * width]`.
     pub v: Matrix,
-    /// Keys of each sequence that are no padding, u32 `[batch, 1]`; all if absent.
+    /// Number of keys of each sequence that are not padding, u32 `[batch, 1]`; all keys if absent.
     pub lengths: Option<Matrix>,
     /// Dropout of the probabilities.
     pub dropout: Option<Dropout>,
@@ -34,7 +34,7 @@ pub struct AttentionForward {
 /// The gradient of [`AttentionForward`].
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBackward {
-    /// As in the forward pass, with its `o` and `lse`.
+    /// The operands of the forward pass, with its results `o` and `lse`.
     pub forward: AttentionForward,
     /// Gradient of o.
     pub d_o: Matrix,
@@ -118,7 +118,7 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     write(*dv, 2)
 }
 
-/// Whether four columns of each operand can be read at once.
+/// Whether every operand can be read by vec4 loads.
 fn fours<const N: usize>(width: usize, operands: [Matrix; N]) -> bool {
     width.is_multiple_of(4) && operands.into_iter().all(Matrix::has_fours)
 }
@@ -141,7 +141,7 @@ fn check(operation: &'static str, op: &AttentionForward) -> Result<usize, Error>
     Ok(width)
 }
 
-/// The constants of `attention.wgsl` up to the places of gradients.
+/// The constants of `attention.wgsl` up to `kept_scale`; those of the gradients follow.
 fn constants(op: &AttentionForward, o: Matrix, width: usize, blocks: usize) -> Vec<u32> {
     let AttentionShape { batch, heads, queries, keys, mask } = op.shape;
     let lengths = [op.lengths.map_or(0, |t| t.offset as u32), u32::from(op.lengths.is_some())];

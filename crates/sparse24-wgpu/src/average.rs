@@ -2,8 +2,8 @@
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
-/// average = decay * average + (1 - decay) * w, both contiguous and of one shape; nothing while the
-/// flag of [`health`](crate::health) is up.
+/// average = decay * average + (1 - decay) * w, both contiguous and of one shape. Does nothing
+/// while the flag of [`health`](crate::health) is raised.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree; failures of earlier work.

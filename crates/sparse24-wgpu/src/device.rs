@@ -30,12 +30,12 @@ pub struct Device {
     info: wgpu::AdapterInfo,
     /// The first failure that the driver reported.
     failure: Arc<Mutex<Option<Failure>>>,
-    /// By the address of the kernel: some share their entry point.
+    /// Keyed by the kernel's address, because some kernels share the name of their entry point.
     pipelines: HashMap<usize, wgpu::ComputePipeline>,
-    /// By numbers of inputs and outputs.
+    /// Keyed by the numbers of inputs and outputs.
     layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,
     buffers: Vec<Buffer>,
-    /// Words written since the driver was last waited for.
+    /// Words uploaded since the last wait for the driver.
     uploaded: usize,
     state: wgpu::Buffer,
     constants: Constants,
@@ -45,7 +45,7 @@ pub struct Device {
     recording: Option<Vec<Command>>,
 }
 
-/// A failure that the driver reported outside of any call.
+/// A failure that the driver reported asynchronously.
 enum Failure {
     Memory,
     Lost(String),
@@ -56,7 +56,7 @@ enum Failure {
 const STATE: u64 = 32;
 
 impl Device {
-    /// The adapters of this machine in words: GPUs first, then processors that imitate one.
+    /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
     #[must_use]
     pub fn adapters() -> Vec<String> {
         pollster::block_on(adapters())
@@ -65,8 +65,8 @@ impl Device {
             .collect()
     }
 
-    /// Whether an adapter of this machine is its processor or an integrated GPU, whose buffers are
-    /// in main memory.
+    /// Whether the buffers of an adapter are in main memory, as those of integrated GPUs and of
+    /// software adapters are.
     #[must_use]
     pub fn is_in_main_memory(number: usize) -> bool {
         pollster::block_on(adapters()).get(number).is_some_and(|adapter| {
@@ -134,7 +134,7 @@ impl Device {
         })
     }
 
-    /// The adapter and its driver in words.
+    /// Name of the adapter and of its driver.
     #[must_use]
     pub fn name(&self) -> String {
         described(&self.info)
@@ -153,7 +153,7 @@ impl Device {
         limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
     }
 
-    /// Sets the numbers of the step that the following operations read.
+    /// Sets the step state that the following operations read.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Driver`] of earlier work.
@@ -181,13 +181,13 @@ impl Device {
             Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
             Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
             Some(Failure::Memory) => {
-                let what = "the driver has none for queued work or copies".to_owned();
+                let what = "the driver could allocate none for queued work or copies".to_owned();
                 Err(Error::OutOfMemory { what, held: self.held_by_all() })
             }
         }
     }
 
-    /// The compiled kernel.
+    /// The pipeline of a kernel, compiled when it is first used.
     fn pipeline(&mut self, kernel: &'static Kernel) -> wgpu::ComputePipeline {
         let layout = self.layout(kernel);
         let device = &self.device;
@@ -217,7 +217,7 @@ impl Device {
         self.pipelines.entry(kernel).or_insert_with(compile).clone()
     }
 
-    /// The bindings of kernels with as many inputs and outputs.
+    /// The layout of the bindings, shared by kernels with as many inputs and outputs.
     fn layout(&mut self, kernel: &'static Kernel) -> wgpu::BindGroupLayout {
         let Kernel { inputs, outputs, .. } = *kernel;
         let device = &self.device;
@@ -280,7 +280,7 @@ impl Device {
     }
 }
 
-/// Groups in x, continued in y.
+/// A grid of at least `groups` workgroups, continued in y where x is too small.
 fn grid(groups: usize) -> [u32; 2] {
     /// The smallest limit that WebGPU allows.
     const MOST: usize = 65535;
@@ -358,7 +358,7 @@ mod tests {
             device.upload(x, &[1; 6]).unwrap();
             let copied = device.copy_out(&[x]).unwrap();
             fail(&device);
-            // It had been submitted before; whether it still arrives is the driver's.
+            // It was submitted before the failure; whether it still arrives depends on the driver.
             drop(copied.read());
             let errors = [
                 device.upload(x, &[2; 6]).unwrap_err(),
@@ -380,7 +380,7 @@ mod tests {
         ];
         for (kernel, expected) in wrong {
             let Some(mut device) = open() else { return };
-            // A kernel that writes nothing, in its place.
+            // Replaces the kernel by one that writes nothing.
             let source = format!("@compute @workgroup_size(64) fn {}() {{}}", kernel.name);
             let nothing = Box::leak(Box::new(Kernel { source: source.leak(), ..*kernel }));
             let pipeline = device.pipeline(nothing);

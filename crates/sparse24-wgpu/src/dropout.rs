@@ -4,8 +4,8 @@ use sparse24_core::op::Dropout;
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
-/// x = dropout(x) in place, x `[p, d]`; elements are numbered row by row and drawn in this step.
-/// The dropped elements are core's.
+/// x = dropout(x) in place, x `[p, d]`; elements are numbered row by row, and draw from the
+/// dropout's site in this step. The dropped elements are core's.
 ///
 /// # Errors
 /// Failures of earlier work.
@@ -15,7 +15,7 @@ pub fn dropout(device: &mut Device, x: Matrix, dropout: &Dropout) -> Result<(), 
 }
 
 /// x = x / (1 - p) in the sequences that are kept, and 0 in the others, in place: x `[p, d]` in
-/// sequences of `length` rows; sequence s takes the place of element s in [`dropout`].
+/// sequences of `length` rows; sequence s uses the draw of element s in [`dropout`].
 ///
 /// # Errors
 /// [`Error::Shape`] unless the rows are whole sequences; failures of earlier work.
@@ -39,7 +39,7 @@ fn constants(x: Matrix, dropout: &Dropout, together: usize) -> [u32; 8] {
     [offset, stride, columns, elements, site, least(dropout.p), scale, together]
 }
 
-/// The least `word >> 8` whose uniform, 2^-24 of it, is not below p.
+/// The least `word >> 8` whose uniform number, `(word >> 8) * 2^-24`, is not below p.
 pub(crate) fn least(p: f32) -> u32 {
     // The product with a power of two is exact.
     (p * (1 << 24) as f32).ceil() as u32

@@ -2,7 +2,7 @@
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
-/// to = from, to the bit; both of one shape, in different buffers.
+/// to = from, bit for bit. Both have the same shape and are in different buffers.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree; failures of earlier work.
@@ -18,7 +18,7 @@ pub fn copy(device: &mut Device, from: Matrix, to: Matrix) -> Result<(), Error> 
     device.run(&kernels::COPY, [from, to], &constants, from.elements().div_ceil(GROUP))
 }
 
-/// Every element = value, to the bit.
+/// Sets every element to these bits.
 ///
 /// # Errors
 /// Failures of earlier work.
@@ -28,7 +28,7 @@ pub fn fill(device: &mut Device, to: Matrix, value: u32) -> Result<(), Error> {
     device.run(&kernels::FILL, [to], &constants, elements.div_ceil(GROUP))
 }
 
-/// out = x + delta, all of one shape; out may be x.
+/// out = x + delta, all of the same shape; out may be x.
 ///
 /// # Errors
 /// Like [`copy`].

@@ -38,8 +38,8 @@ fn check(operation: &'static str, op: &Embed) -> Result<(), Error> {
     }
 }
 
-/// Row i of rows = scale times row `tokens[i]` of E + row `i mod length` of P; not a number for a
-/// token outside V.
+/// Row i of rows = scale times row `tokens[i]` of E + row `i mod length` of P; NaN for a token
+/// outside V.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the operands fit; failures of earlier work.
@@ -56,8 +56,8 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     device.run(&kernels::EMBED_FORWARD, matrices, &constants, elements.div_ceil(GROUP))
 }
 
-/// Adds the rows of the gradient to the gradients of the tables, in the order of the tokens; a row
-/// of E gets the sum of its rows times the scale.
+/// Adds the rows of the gradient to the gradients of the tables, in the order of the tokens. A row
+/// of E receives the sum of its tokens' rows, times the scale.
 ///
 /// # Errors
 /// Like [`embed_forward`].

@@ -2,7 +2,7 @@
 
 use crate::Matrix;
 
-/// An operation or a device that failed.
+/// The failure of an operation or a device.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,33 +18,33 @@ pub enum Error {
         /// All adapters in order.
         found: Vec<String>,
     },
-    /// The adapter's results are not those that every adapter must have.
-    #[error("{adapter} computes {what} wrongly; update its driver, or choose another adapter")]
+    /// The adapter fails the self-test.
+    #[error("{adapter} computes {what} incorrectly; update its driver, or choose another adapter")]
     WrongResults {
         /// The adapter.
         adapter: String,
         /// The operation.
         what: &'static str,
     },
-    /// More than a binding of this device can hold.
-    #[error("{name} takes {bytes} bytes, and this device binds at most {limit} at once")]
+    /// A matrix is larger than a binding of this device can be.
+    #[error("{name} needs {bytes} bytes, but a binding of this device holds at most {limit}")]
     TooLarge {
         /// Name of the matrix.
         name: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit of the device.
+        /// The limit of the device in bytes.
         limit: u64,
     },
-    /// The device has no memory left.
-    #[error("out of GPU memory: {what}, and {held} bytes are already held")]
+    /// The driver could not allocate memory.
+    #[error("out of GPU memory: {what}, and {held} bytes are already allocated")]
     OutOfMemory {
-        /// The purpose, in words.
+        /// The failed allocation, in words.
         what: String,
-        /// The bytes that this device holds.
+        /// Bytes that this device has allocated.
         held: u64,
     },
-    /// The device is gone: it was removed or reset, or its driver ended work that took too long.
+    /// The device was removed or reset, or its driver ended work that took too long.
     #[error("the GPU was lost: {0}")]
     Lost(String),
     /// The driver refused or failed.
@@ -62,7 +62,7 @@ pub enum Error {
         /// Found `[rows, columns]`.
         found: [usize; 2],
     },
-    /// Core refuses the operands.
+    /// Core rejects the operands.
     #[error(transparent)]
     Semantics(#[from] sparse24_core::Error),
 }

@@ -2,7 +2,7 @@
 
 use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
 
-/// Adds to `count` `[1, 1]` the number of bits by which two masks differ, modulo 2^32.
+/// Adds to `count` `[1, 1]` the number of bits in which two masks differ, modulo 2^32.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the masks have the same shape; failures of earlier work.

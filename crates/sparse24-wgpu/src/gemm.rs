@@ -1,20 +1,20 @@
 //! Dense products: the three products of a linear layer.
 //!
-//! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Sums run over
-//! ascending k, one per element, so their bits depend on the device alone.
+//! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Each element is
+//! one sum over ascending k, so its bits depend on the device alone.
 
 use sparse24_core::op::Accumulate;
 
 use crate::{Device, Error, Matrix, error::check_shape, kernels};
 
-/// Rows and columns of the part of C that a workgroup computes. The larger tile reads less, but
-/// needs enough parts to occupy a GPU; the bits are the same.
+/// Rows and columns of an output tile, the part of C that a workgroup computes. The larger size
+/// reads less, but needs more tiles to occupy a GPU; the bits are the same.
 const TILE: usize = 64;
 const LARGE_TILE: usize = 128;
-/// Large tiles that occupy any GPU of today.
+/// Number of large output tiles that occupies any GPU of today.
 const ENOUGH: usize = 256;
 
-/// Steps in elements from one row and one column of an operand to the next.
+/// Offset of an operand, and its strides in elements from one row and one column to the next.
 fn steps(m: Matrix, transposed: Transposed) -> [u32; 3] {
     let [offset, stride] = m.place();
     match transposed {

@@ -1,4 +1,4 @@
-//! The gradient norm and the flag for numbers that are not finite, as kernels leave them.
+//! The gradient norm and the flag for numbers that are not finite, as kernels write them.
 
 use sparse24_core::op::NonFinite;
 
@@ -7,13 +7,13 @@ use sparse24_core::op::NonFinite;
 pub struct Health {
     /// The L2 norm of all gradients.
     pub grad_norm: f32,
-    /// The cause of the flag, if it is up.
+    /// The cause of the flag, if it is raised.
     pub non_finite: Option<NonFinite>,
 }
 
 impl Health {
-    /// The words of a norm of 0 and no flag. Kernels lower the flag's number, so that the cause is
-    /// the same in any order: `health.wgsl`.
+    /// The words of a norm of 0 and no flag. Kernels take the minimum of the flag and the number of
+    /// a cause (`health.wgsl`), so the reported cause does not depend on their order.
     pub const SOUND: [u32; 2] = [0, u32::MAX];
 
     /// Decodes downloaded words.

@@ -5,11 +5,11 @@
 pub struct Kernel {
     /// Name of the entry point.
     pub name: &'static str,
-    /// The source, with what it uses.
+    /// The source, preceded by the files that it uses.
     pub source: &'static str,
-    /// Bindings that it reads; they come first.
+    /// Number of bindings that it reads; they come first.
     pub inputs: usize,
-    /// Bindings that it writes.
+    /// Number of bindings that it writes.
     pub outputs: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Losses of logits, which are overwritten with their gradients.
 //!
-//! Gradients are those of `loss_scale` of the step state times the loss. A target of all ones
+//! Gradients are multiplied by the `loss_scale` of the step state. A target of `u32::MAX`
 //! contributes nothing.
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
@@ -8,7 +8,7 @@ use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 /// Whether logits are overwritten with their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// Losses alone; logits hold unspecified values afterwards.
+    /// Losses only; logits hold unspecified values afterwards.
     Evaluation,
     /// Losses and gradients.
     Training,
@@ -18,11 +18,11 @@ fn trains(pass: Pass) -> u32 {
     u32::from(pass == Pass::Training)
 }
 
-/// Second targets: the loss of a row is its share of the cross-entropy against its target, and the
-/// rest of that against its second target.
+/// Second targets: with the share s of a row, its loss is s times the cross-entropy against its
+/// target plus 1 - s times that against its second target.
 #[derive(Debug, Clone, Copy)]
 pub struct Mixed {
-    /// u32 `[p, 1]`; none is ignored.
+    /// u32 `[p, 1]`. None of them is ignored, whatever its value.
     pub targets: Matrix,
     /// Shares in `[0, 1]` of the first targets `[p, 1]`.
     pub shares: Matrix,
@@ -53,7 +53,7 @@ pub fn cross_entropy(
     device.run(&kernels::CROSS_ENTROPY, matrices, &constants, logits.shape[0])
 }
 
-/// (z - t)^2 of one column, where a target has the bits of the f32 t. Shapes as in
+/// (z - t)^2 of a single column, where a target holds the bits of the f32 t. Shapes as in
 /// [`cross_entropy`], V = 1.
 ///
 /// # Errors
@@ -88,8 +88,8 @@ fn row_constants(
 
 /// The mean of the cross-entropies of a span's first and last token, for each of n sequences: the
 /// softmax of column 0 and of column 1 of logits `[p, 2]` over the first `lengths[i]` of its p / n
-/// tokens. The first target of a sequence that is not all ones is at the first token, and is the
-/// position of the last. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
+/// tokens. The first target of a sequence that is not `u32::MAX` is at the span's first token, and
+/// its value is the position of the last token. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
 ///
 /// # Errors
 /// Like [`cross_entropy`].
@@ -113,7 +113,7 @@ pub fn span_loss(
     device.run(&kernels::SPAN_LOSS, matrices, &constants, lengths.shape[0])
 }
 
-/// loss = the sum of losses `[p, 1]`; in training, one that is not finite raises the flag of
+/// loss = the sum of losses `[p, 1]`. In training, a sum that is not finite raises the flag of
 /// [`health`](crate::health).
 ///
 /// # Errors

@@ -2,11 +2,11 @@
 
 use sparse24_core::{Error, Mask};
 
-/// A row-major matrix of 32-bit elements in a buffer of a [`Device`](crate::Device), or a rectangle
-/// of one.
+/// A row-major matrix of 32-bit elements in a buffer of a [`Device`](crate::Device), or a
+/// rectangular part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
-    /// Number of the buffer.
+    /// Index of the buffer.
     pub buffer: usize,
     /// Elements before the first.
     pub offset: usize,
@@ -48,7 +48,7 @@ impl Matrix {
         Self { shape, stride: shape[1], ..self }
     }
 
-    /// Whether four columns from a multiple of 4 on can be read at once.
+    /// Whether any four columns that start at a multiple of 4 can be read by one vec4 load.
     pub(crate) fn has_fours(self) -> bool {
         self.elements() > 0 && self.offset.is_multiple_of(4) && self.stride.is_multiple_of(4)
     }

@@ -10,8 +10,8 @@ use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 /// out = MVUE(dz^T) as the dense transpose: dz `[p, r]` with zeros where an element is not kept.
 /// Groups run along tokens, and draw from `site` in this step.
 ///
-/// out `[p, r]`, contiguous. The exact estimator has core's bits; the approximate one core's
-/// indices, and values within a few roundings.
+/// out `[p, r]`, contiguous. The exact estimator has core's bits. The approximate one keeps the
+/// same elements as core's, with values within a few roundings.
 ///
 /// # Errors
 /// [`Error::Shape`] unless out has the shape of dz; failures of earlier work.

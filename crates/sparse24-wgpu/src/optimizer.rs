@@ -26,7 +26,7 @@ pub struct Parameters {
     all: Vec<Parameter>,
     /// The largest magnitude of the gradients, then sums of squares.
     scratch: Matrix,
-    /// Bound where a rule has no second moment; it is not written.
+    /// Bound in place of the second moment where a rule has none; never written.
     unused: Matrix,
 }
 
@@ -38,7 +38,7 @@ fn blocks(parameter: &Parameter) -> usize {
 }
 
 impl Parameters {
-    /// Takes over a table, and allocates its scratch for `purpose`.
+    /// Takes the parameters, and allocates scratch for them under `purpose`.
     ///
     /// # Errors
     /// [`Error::Shape`] unless all matrices of a parameter fit; those of [`Device::alloc`].
@@ -69,7 +69,7 @@ impl Parameters {
 }
 
 /// Writes the L2 norm of all gradients to [`health`](crate::health), and raises its flag if a
-/// gradient or the norm is not finite. Sums overflow only if the norm does.
+/// gradient or the norm is not finite. The sums overflow only if the norm does.
 ///
 /// # Errors
 /// Failures of earlier work.
@@ -95,8 +95,9 @@ pub fn grad_norm(
     device.run(&kernels::NORM_TOTAL, matrices, &[0, sums as u32, 1, 0], 1)
 }
 
-/// One step of every parameter, clipped by the norm of [`grad_norm`], with masked decay; nothing
-/// while the flag is up. The learning rate and bias corrections are those of the step state.
+/// One step of every parameter, clipped by the norm of [`grad_norm`], with masked decay. Does
+/// nothing while the flag is raised. The learning rate and bias corrections are those of the step
+/// state.
 ///
 /// # Errors
 /// Failures of earlier work.
@@ -118,7 +119,7 @@ pub fn optimizer_step(
         UpdateRule::Sgd { momentum } => (1, momentum, 0.0, 0.0),
         UpdateRule::Lion { beta1, beta2 } => (2, beta1, beta2, 0.0),
     };
-    // WGSL may assume that no number is infinite.
+    // WGSL implementations may assume that no number is infinite.
     let clip = Some(optimizer.clip).filter(|clip| clip.is_finite());
     for Parameter { w, g, m, v, mask, weight_decay } in &parameters.all {
         assert!(v.is_some() || optimizer.rule.adam().is_none(), "Adam has a second moment");

@@ -1,9 +1,8 @@
-//! The mask of the second product in another order of rows: [`sparse24_core::permute`], bit for
-//! bit.
+//! The mask of dgrad in another order of rows: [`sparse24_core::permute`], bit for bit.
 
 use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
 
-/// The two largest masked magnitudes of every four rows in `order`, within the row-wise `mask`.
+/// out = the two largest magnitudes that the row-wise `mask` keeps, of every four rows in `order`.
 ///
 /// w `[r, q]`; `order` `[1, 2r]` has the order of rows, each once, and then the place of every row
 /// in it.

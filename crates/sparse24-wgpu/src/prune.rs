@@ -6,8 +6,8 @@ use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
 
 /// out = S(w): w under the mask, kept values mapped.
 ///
-/// w `[r, q]`; out `[r, q]`, contiguous. Unmapped values have core's bits. The soft threshold
-/// rounds as the device does.
+/// w `[r, q]`; out `[r, q]`, contiguous. Values that are only masked have core's bits; the soft
+/// threshold has the device's rounding.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the operands fit; failures of earlier work.

@@ -1,4 +1,4 @@
-//! Rows by number, and their way back: exact copies.
+//! Gathering rows by number, and scattering them back: exact copies.
 
 use crate::{Device, Error, GROUP, Matrix, elementwise::fill, error::check_shape, kernels};
 
@@ -13,8 +13,8 @@ pub fn gather_rows(device: &mut Device, x: Matrix, rows: Matrix, out: Matrix) ->
     device.run(&kernels::GATHER_ROWS, [x, rows, out], &constants, out.elements().div_ceil(GROUP))
 }
 
-/// dx = 0, then row `rows[i]` of dx = row i of dout, for rows that are all different: dout
-/// `[n, d]`, dx `[p, d]`.
+/// dx = 0, then row `rows[i]` of dx = row i of dout, where all `rows` are different: dout `[n, d]`,
+/// dx `[p, d]`.
 ///
 /// # Errors
 /// Like [`gather_rows`].

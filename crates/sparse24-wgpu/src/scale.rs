@@ -1,4 +1,4 @@
-//! A matrix times a number, and the gradient of the number.
+//! A matrix times a scalar, and the gradient of the scalar.
 
 use sparse24_core::op::Accumulate;
 

@@ -37,8 +37,8 @@ impl Device {
     }
 }
 
-/// Compares masks and samples of 1024 tiles and 4096 groups with core's, and a product of integers,
-/// which f32 computes exactly, with the host's.
+/// Compares the masks of 1024 tiles and the samples of 4096 groups with core's, and a product of
+/// integers, which f32 computes exactly, with the host's.
 pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.

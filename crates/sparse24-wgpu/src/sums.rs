@@ -4,7 +4,7 @@ use sparse24_core::op::Accumulate;
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
-/// Rows that are summed at once.
+/// Rows that one invocation sums.
 pub(crate) const ROWS: usize = 64;
 
 /// Elements of the scratch of [`bias_grad`].

@@ -175,7 +175,7 @@ fn more_tiles_than_a_block_of_threads_holds_at_once() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "needs optimisation")]
+#[cfg_attr(debug_assertions, ignore = "needs optimization")]
 fn a_thousand_million_groups() {
     a_thousand_million(Estimator::Exact);
 }

@@ -226,21 +226,23 @@ pub(super) fn check(
     if refused.is_empty() {
         return Ok(accepted
             .into_iter()
-            .map(|Difference { was, is, .. }| format!("the run continues with {is}, it had {was}"))
+            .map(|Difference { was, is, .. }| {
+                format!("the run continues with {is} instead of {was}")
+            })
             .collect());
     }
     let all = |field: fn(&Difference) -> &str| refused.iter().map(field).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let advice = if refused.iter().all(|d| d.fits) {
         format!(
-            "; undo that, continue so with `sparse24 resume {} --allow {}`, or start a new run",
+            "; undo the change, accept it with `sparse24 resume {} --allow {}`, or start a new run",
             path.ancestors().nth(2).unwrap_or(path).display(),
             all(|d| &d.key).join(" --allow ")
         )
     } else {
         ", which its moments or weights do not fit; undo that, or start a new run".to_owned()
     };
-    Err(Error::file(path, format!("was saved with {was}, the run has {is} now{advice}")))
+    Err(Error::file(path, format!("was saved with {was}, but the run now has {is}{advice}")))
 }
 
 /// Whether a name is this key or its section.

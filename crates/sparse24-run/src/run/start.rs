@@ -259,8 +259,8 @@ impl Run {
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
-                        "has done {step} of {total_steps} steps, the run has steps = {} now; ask \
-                            for more than {step}",
+                        "has done {step} of {total_steps} steps, but the run now has steps = {}; \
+                            ask for more than {step}",
                         config.steps
                     );
                     return Err(Error::file(&path, problem));

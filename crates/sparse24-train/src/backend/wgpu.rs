@@ -1,8 +1,8 @@
 //! The portable GPU adaptor: `sparse24-wgpu` behind the [`Backend`] contract.
 //!
 //! Everything is f32. Products with a pruned operand are computed densely: a [`Weight24`] is S(W)
-//! `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`, zeros included. Operations are queued:
-//! only downloads, counts and reports wait.
+//! `[r, q]` and a [`Gradient24`] the sampled dZ `[p, r]`, both including zeros. Operations are
+//! queued; only downloads, counts and reports wait.
 //!
 //! [`Weight24`]: super::Weight24
 //! [`Gradient24`]: super::Gradient24
@@ -44,11 +44,11 @@ pub struct WgpuBackend {
     /// The norm of all gradients and the flag.
     health: Matrix,
     flips: Matrix,
-    /// The orders of rows of permuted masks, by mask, as they were uploaded.
+    /// The uploaded orders of rows of permuted masks, by mask.
     orders: HashMap<MaskId, (Vec<u32>, Matrix)>,
     scratch: Scratch,
     launches: Launches,
-    /// Parts of a step that ran once; the second time, their work is recorded.
+    /// Parts of a step, with their recorded work: it is recorded when they run for the second time.
     graphs: HashMap<GraphId, Option<Recorded>>,
 }
 
@@ -68,26 +68,26 @@ pub fn capabilities() -> Capabilities {
     Capabilities { limits: LIMITS, ..Capabilities::unlimited("wgpu") }
 }
 
-/// The adapters of this machine in words, by their number in [`BackendSettings::gpu`]: GPUs first,
-/// then processors that imitate one.
+/// Names of this machine's adapters, in the order of their numbers in [`BackendSettings::gpu`]:
+/// GPUs first, then software adapters, which run on the CPU.
 #[must_use]
 pub fn adapters() -> Vec<String> {
     Gpu::adapters()
 }
 
-/// Where the buffers of an adapter are, by its number: processors and integrated GPUs have none but
-/// this machine's memory.
+/// Where the buffers of an adapter are, by its number: those of software adapters and integrated
+/// GPUs are in this machine's memory.
 #[must_use]
 pub fn placement(number: usize) -> Placement {
     if Gpu::is_in_main_memory(number) { Placement::Host } else { Placement::Device }
 }
 
 impl WgpuBackend {
-    /// Opens an adapter and allocates little.
+    /// Opens and tests an adapter.
     ///
     /// # Errors
-    /// [`Error::Device`] without such an adapter, or where its results are wrong;
-    /// [`Error::Setting`] for an arithmetic that it does not have.
+    /// [`Error::Device`] if there is no such adapter or it fails its test; [`Error::Setting`] for
+    /// an arithmetic other than f32.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
         Self::new(Gpu::open(settings.gpu)?, settings)
     }
@@ -133,7 +133,7 @@ impl WgpuBackend {
     }
 }
 
-/// Waits for a report that was copied with the flag after it.
+/// Waits for copied losses and health, and decodes them.
 fn read_report(copied: Copied) -> Result<StepReport, Error> {
     let [losses, health] = &copied.read()?[..] else {
         panic!("two matrices are copied");
@@ -175,7 +175,7 @@ impl Backend for WgpuBackend {
     ) -> Result<(), Error> {
         match self.graphs.get(&id) {
             Some(Some(recorded)) => Ok(self.gpu.replay(recorded)?),
-            // The first time, scratch grows.
+            // Scratch grows when the work runs for the first time, so that is not recorded.
             known if self.launches == Launches::Eager || known.is_none() => {
                 self.graphs.insert(id, None);
                 work(self)

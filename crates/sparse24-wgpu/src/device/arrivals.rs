@@ -6,10 +6,10 @@ use std::{
     task::{Poll, Waker},
 };
 
-/// Waits for the copies of a device that were started so far.
+/// Waits for the copies of a device that have been started.
 ///
-/// A browser delivers copies only while no code of the page runs, so a page awaits [`Self::all`]
-/// before it reads one.
+/// A browser delivers copies only while no code of the page runs, so a page must await
+/// [`Self::all`] before it reads one.
 #[derive(Clone)]
 pub struct Arrivals {
     device: wgpu::Device,
@@ -22,11 +22,11 @@ impl Arrivals {
     }
 
     /// Resolves once the work submitted so far is done and its copies have arrived. Outside of
-    /// browsers it waits at once.
+    /// browsers, it blocks until then.
     pub async fn all(&self) {
         let state = Arc::new(Mutex::new((false, None::<Waker>)));
         let done = Arc::clone(&state);
-        // A browser resolves mappings in order, before this.
+        // A browser resolves the earlier mappings first.
         self.queue.on_submitted_work_done(move || {
             let mut state = done.lock().expect("no holder panics");
             state.0 = true;

@@ -9,11 +9,11 @@ use super::{memory::bytes, queue::SUBMITTED};
 
 /// Bytes of a slot: the alignment that every device accepts.
 pub(super) const SLOT: u64 = 256;
-/// Slots of a page, enough for a submission.
+/// Slots of a page: enough for one submission.
 const SLOTS: usize = 512;
 const _: () = assert!(SUBMITTED <= SLOTS);
 
-/// All pages.
+/// The pages of slots.
 pub(super) struct Constants(Vec<Page>);
 
 struct Page {

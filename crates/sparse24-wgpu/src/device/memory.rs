@@ -36,17 +36,17 @@ struct Stage {
     pieces: Vec<Piece>,
 }
 
-/// Words of a matrix.
+/// A range of a matrix's words.
 #[derive(Debug, Clone, PartialEq)]
 struct Piece {
     matrix: usize,
     words: Range<usize>,
 }
 
-/// Words of a stage at most: a state may exceed what one buffer can hold.
+/// Most words of a stage: the state of a run may exceed what one buffer can hold.
 const STAGE: usize = 64 << 20;
 
-/// Words of uploads that may wait in the driver's memory.
+/// Most words of uploads that wait in the driver's memory.
 const UPLOADS: usize = 16 << 20;
 
 /// Little-endian bytes.
@@ -54,12 +54,12 @@ pub(super) fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The elements from the first to the last of a matrix, gaps included.
+/// Number of elements from the first to the last of a matrix, including the gaps between rows.
 fn span(m: Matrix) -> usize {
     if m.elements() == 0 { 0 } else { (m.shape[0] - 1) * m.stride + m.shape[1] }
 }
 
-/// Cuts matrices of as many words into stages of at most `most`.
+/// Cuts matrices of these lengths into stages of at most `most` words.
 fn stages(lengths: &[usize], most: usize) -> Vec<Vec<Piece>> {
     let (mut stages, mut free) = (Vec::<Vec<Piece>>::new(), 0);
     for (matrix, &length) in lengths.iter().enumerate() {
@@ -80,11 +80,12 @@ fn stages(lengths: &[usize], most: usize) -> Vec<Vec<Piece>> {
 }
 
 impl Copied {
-    /// Waits for the values: bits, rows packed. A browser must have
-    /// [delivered](super::Arrivals::all) them.
+    /// Waits for the values and returns the bits of each matrix, with its rows packed. In a
+    /// browser, the values must have [arrived](super::Arrivals::all) already.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the device is gone; [`Error::Driver`] in a browser, before they arrived.
+    /// [`Error::Lost`] if the device was lost; [`Error::Driver`] in a browser if they have not
+    /// arrived.
     pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
         let Self { device, stages, submission, parts } = self;
         if stages.is_empty() {
@@ -146,7 +147,7 @@ impl Device {
         let label = Some(name);
         let descriptor = wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: false };
         let buffer = self.device.create_buffer(&descriptor);
-        // The driver refused this buffer alone: the device can still be used.
+        // Only this buffer was refused, so the device can still be used.
         let refused = |failure: &mut Failure| matches!(failure, Failure::Memory);
         if self.failure.lock().expect("no holder panics").take_if(refused).is_some() {
             let held = self.held_by_all();
@@ -181,7 +182,7 @@ impl Device {
         of_purpose.map(|buffer| buffer.memory.size()).sum()
     }
 
-    /// Host to device: bits, rows packed.
+    /// Copies bits from the host, with packed rows.
     ///
     /// # Errors
     /// [`Error::Shape`] unless there are as many words as elements; failures of earlier work.
@@ -209,7 +210,8 @@ impl Device {
         self.check()
     }
 
-    /// Starts to copy matrices to the host as they are after the work so far.
+    /// Starts to copy matrices to the host, with the values that they have after the work queued so
+    /// far.
     ///
     /// # Errors
     /// Failures of earlier work.
@@ -237,7 +239,7 @@ impl Device {
         let staged = |(memory, pieces): (wgpu::Buffer, _)| {
             let (sender, arrival) = mpsc::channel();
             memory.map_async(wgpu::MapMode::Read, .., move |mapped| {
-                // Nobody listens after a failed poll.
+                // The receiver is gone after a failed poll.
                 let _ = sender.send(mapped);
             });
             Stage { memory, arrival, pieces }
@@ -246,7 +248,7 @@ impl Device {
         Ok(Copied { device: self.device.clone(), stages, submission, parts: from.to_vec() })
     }
 
-    /// Device to host: bits, rows packed.
+    /// Copies bits to the host, with packed rows.
     ///
     /// # Errors
     /// Failures of this or earlier work.
@@ -256,7 +258,7 @@ impl Device {
         Ok(copied?.swap_remove(0))
     }
 
-    /// Host to device.
+    /// Copies a mask from the host.
     ///
     /// # Errors
     /// [`Error::Shape`] unless the mask has the shape; those of [`Self::upload`].
@@ -269,7 +271,7 @@ impl Device {
         self.upload(to.words, &words.collect::<Vec<_>>())
     }
 
-    /// Device to host.
+    /// Copies a mask to the host.
     ///
     /// # Errors
     /// Errors of [`Self::download`].

@@ -1,9 +1,9 @@
-//! Work on its way to the device, and its recording.
+//! The queue of work for the device, and its recording.
 
 use super::Device;
 use crate::{Error, Matrix};
 
-/// Work that is submitted at once at most: a driver may end a submission that takes seconds.
+/// Most commands of a submission: a driver may end a submission that takes seconds.
 pub(super) const SUBMITTED: usize = 128;
 
 /// One piece of work.
@@ -26,7 +26,7 @@ pub(super) enum Command {
     },
 }
 
-/// Work that can be queued again: the same kernels with the same constants on the same buffers.
+/// Recorded work, which can be queued again: the same kernels, constants and buffers.
 pub struct Recorded(Vec<Command>);
 
 impl Device {
@@ -38,7 +38,7 @@ impl Device {
         if self.pending.len() >= SUBMITTED { self.submit() } else { Ok(()) }
     }
 
-    /// Submits what is pending.
+    /// Submits the pending work.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Driver`] of this or earlier work.
@@ -81,7 +81,7 @@ impl Device {
         polled.map(drop).map_err(|error| Error::Lost(error.to_string()))
     }
 
-    /// Starts to record the work that follows, which is also done.
+    /// Starts to record the work that follows. It is also executed.
     pub fn start_recording(&mut self) {
         self.recording = Some(Vec::new());
     }

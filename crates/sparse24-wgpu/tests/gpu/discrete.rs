@@ -27,7 +27,7 @@ fn floats(bits: &[u32]) -> Vec<f32> {
     bits.iter().map(|&bits| f32::from_bits(bits)).collect()
 }
 
-/// Masks of matrices with a few tiles and with odd numbers of them, inside of wider matrices.
+/// Masks of matrices with few tiles, with odd numbers of tiles, and inside wider matrices.
 #[test]
 fn masks() {
     let Some(mut device) = open() else { return };
@@ -70,7 +70,7 @@ fn masks() {
     }
 }
 
-/// The checks of ten million tiles or groups from the first block to the last, a device a thread.
+/// Runs `check` for every block of ten million tiles or groups, with one device per thread.
 fn blocks(check: fn(u64)) {
     const BLOCKS: u64 = 100;
     let next = AtomicU64::new(0);
@@ -170,8 +170,8 @@ fn samples() {
     }
 }
 
-/// Values of the approximate estimator, of groups of any range too: within a few roundings, but for
-/// what is 2^-90 of the largest of its group.
+/// Values of the approximate estimator, also for groups of any range: within a few roundings,
+/// except elements that are below 2^-90 of the largest of their group.
 #[test]
 fn approximate_samples() {
     let Some(mut device) = open() else { return };

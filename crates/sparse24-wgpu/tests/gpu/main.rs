@@ -1,5 +1,5 @@
-//! Kernels on an adapter of this machine, bit for bit with core. Without one the tests are
-//! skipped, which fails where `SPARSE24_REQUIRE_WGPU` is set.
+//! Compares kernels with core, bit for bit, on an adapter of this machine. Without one, the tests
+//! are skipped, or fail if `SPARSE24_REQUIRE_WGPU` is set.
 
 use std::env;
 
@@ -25,7 +25,7 @@ fn open() -> Option<Device> {
 /// Distributions of f32 bits that are hostile to floating-point arithmetic.
 #[derive(Debug, Clone, Copy)]
 enum Bits {
-    /// Any: NaN, infinities and subnormal numbers among them.
+    /// Any bits, including NaN, infinities and subnormal numbers.
     Any,
     /// Magnitudes of one binade.
     Close,
@@ -35,7 +35,7 @@ enum Bits {
     Tiny,
     /// The largest finite numbers, whose sums overflow.
     Huge,
-    /// Zeros, and now and then something else.
+    /// Zeros, with other bits among them.
     Sparse,
 }
 

@@ -1,4 +1,4 @@
-//! Products of integers, which f32 computes exactly, by every tile.
+//! Products of integers, which f32 computes exactly, by every kernel of products.
 
 use ndarray::Array2;
 use sparse24_core::op::Accumulate;
@@ -6,7 +6,7 @@ use sparse24_wgpu::gemm;
 
 use crate::{Bits, open};
 
-/// Products of single elements, of fours, and of fours by the larger tile.
+/// Products by scalar loads, by vec4 loads, and by vec4 loads with the larger output tile.
 #[test]
 fn products_of_integers() {
     for [p, q, r] in [[1, 1, 1], [3, 5, 7], [64, 16, 64], [132, 20, 68], [2052, 12, 2044]] {

@@ -53,7 +53,8 @@ fn work_is_in_order_and_copies_are_of_their_time() {
 #[test]
 fn large_copies_are_staged() {
     let Some(mut device) = open() else { return };
-    // 72 MB, more than uploads and, five times, copies hold at once.
+    // 72 MB: more than the uploads that wait at once, and, five times, more than one stage of a
+    // copy.
     let shape = [3, 6_000_001];
     let values = Bits::Any.words(shape[0] * shape[1], 4);
     let x = device.alloc("x", shape, "test").unwrap();

@@ -1,4 +1,4 @@
-//! The dense buffers of the adaptor, and its working memory.
+//! The dense buffers of the adaptor, and its scratch memory.
 
 use sparse24_wgpu::{Device, Matrix};
 
@@ -17,15 +17,15 @@ struct Buffer {
     whole: Matrix,
 }
 
-/// Working memory of operations; it grows in the first step only.
+/// Scratch memory of operations, which grows in the first step only.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Losses of rows, which outlive [`Self::sums`].
+    /// Losses of rows, which must survive operations that use [`Self::sums`].
     pub(super) losses: Option<Matrix>,
     pub(super) sums: Option<Matrix>,
 }
 
-/// A row of scratch, which only grows; its contents are left over.
+/// Returns a row of at least as many elements, with unspecified contents. Scratch never shrinks.
 pub(super) fn grown(
     gpu: &mut Device,
     scratch: &mut Option<Matrix>,
@@ -41,7 +41,7 @@ pub(super) fn grown(
 }
 
 impl Buffers {
-    /// A zeroed buffer. Ids are followed by their order.
+    /// Allocates a zeroed buffer. A buffer of ids has space for their order behind them.
     pub(super) fn alloc(
         &mut self,
         gpu: &mut Device,
@@ -59,13 +59,13 @@ impl Buffers {
         Ok(Tensor { buffer: self.0.len() - 1, offset: 0, shape, stride: shape[1], dtype })
     }
 
-    /// Elements of any type.
+    /// The part of a buffer that holds a tensor, of any type.
     pub(super) fn matrix(&self, t: Tensor) -> Matrix {
         let Tensor { offset, shape, stride, .. } = t;
         Matrix { offset, shape, stride, ..self.0[t.buffer].whole }
     }
 
-    /// Ids with their order `[2, p]`, of the rows of a tensor that are uploaded together.
+    /// The ids of a tensor and their order, `[2, p]`, which are uploaded together.
     pub(super) fn ordered(&self, t: Tensor) -> Matrix {
         let Buffer { name, dtype, whole } = &self.0[t.buffer];
         assert!(*dtype == DType::U32 && t.shape[1] == t.stride, "{name} is no tensor of ids");

@@ -162,7 +162,7 @@ impl WgpuBackend {
     fn attention(&self, op: &AttentionForward) -> attention::AttentionForward {
         let [q, k, v, o, lse] = self.matrices([op.q, op.k, op.v, op.o, op.lse]);
         let lengths = op.lengths.map(|t| self.buffers.matrix(t));
-        // Which probabilities are kept is drawn again in the backward pass.
+        // The backward pass draws again which probabilities are kept.
         let (shape, dropout) = (op.shape, op.dropout.map(|dropout| dropout.drawn));
         attention::AttentionForward { shape, q, k, v, lengths, dropout, o, lse }
     }

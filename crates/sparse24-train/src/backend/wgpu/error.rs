@@ -1,4 +1,4 @@
-//! Errors of the kernels, with advice where memory is short.
+//! Converts errors of the kernels, with advice if memory runs out or the GPU is lost.
 
 use sparse24_wgpu::Error as Refusal;
 
