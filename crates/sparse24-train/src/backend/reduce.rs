@@ -3,7 +3,8 @@
 //!
 //! The gradients, laid end to end, are cut into buckets, and each bucket into a part per rank. The
 //! ranks send each other their values of a bucket; rank i adds those of the i-th part, as a fixed
-//! binary tree, and sends the sums to all others.
+//! binary tree, and sends the sums to all others. The gradients come in the order in which a
+//! backward pass ends them, so that a bucket can be exchanged while it computes the next.
 
 use super::{Backend, Tensor, op::Add};
 use crate::{
@@ -11,8 +12,8 @@ use crate::{
     group::{Group, misfit, to_bytes, to_floats},
 };
 
-/// Elements that are exchanged at a time, at most: 128 MiB.
-const BUCKET: usize = 1 << 25;
+/// Elements that are exchanged at a time, at most: 64 MiB.
+const BUCKET: usize = 1 << 24;
 
 /// Tensors and their parts start at multiples of this many elements, 256 bytes.
 const LINE: usize = 64;
@@ -21,6 +22,9 @@ const LINE: usize = 64;
 /// additions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stage {
+    /// The [gradients](super::Op::gradients) that a backward pass has written when the stage may
+    /// start, if all before it have: none that is written later is among its tensors.
+    pub after: usize,
     /// Tensors without gaps, and the ranks to which they are sent.
     pub sent: Vec<(usize, Tensor)>,
     /// Where tensors of other ranks arrive. Between two ranks, the i-th that one sends is the i-th
@@ -36,12 +40,22 @@ pub(crate) fn received_elements(gradients: &[Tensor], world: usize) -> usize {
 }
 
 /// The sums of gradients of all ranks, as rank `own` computes them with a tensor for what each
-/// other rank sends.
-pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> Vec<Stage> {
+/// other rank sends. `written` are the gradients that a backward pass writes, in order.
+pub(crate) fn stages(
+    mut gradients: Vec<Tensor>,
+    written: &[Tensor],
+    received: &[Tensor],
+    own: usize,
+) -> Vec<Stage> {
+    let writes = |gradient: &Tensor| {
+        let last = written.iter().rposition(|written| written.buffer == gradient.buffer);
+        last.map_or(0, |last| last + 1)
+    };
+    gradients.sort_by_key(writes);
     let world = received.len() + 1;
     let others = || (0..world).filter(|&rank| rank != own);
     let mut stages = vec![Stage::default()];
-    for bucket in cut(gradients, BUCKET) {
+    for bucket in cut(&gradients, BUCKET) {
         let parts = parts(&bucket, world);
         // The tensors of this rank's part, as each rank has them.
         let mut pieces: Vec<_> = received.iter().map(|&tensor| like(&parts[own], tensor)).collect();
@@ -50,6 +64,7 @@ pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> V
             tensors.iter().map(|&tensor| (rank, tensor)).collect()
         };
         let stage = stages.last_mut().expect("there is one");
+        stage.after = bucket.last().map_or(0, writes);
         stage.sent.extend(others().flat_map(|rank| to(rank, &parts[rank])));
         stage.received.extend(others().flat_map(|rank| to(rank, &pieces[rank])));
         stage.additions = additions(world, own)
@@ -61,7 +76,7 @@ pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> V
         stages.push(Stage {
             sent: others().flat_map(|rank| to(rank, &parts[own])).collect(),
             received: others().flat_map(|rank| to(rank, &parts[rank])).collect(),
-            additions: Vec::new(),
+            ..Stage::default()
         });
     }
     stages
@@ -73,7 +88,7 @@ pub(super) fn through_host(
     stages: &[Stage],
     group: &mut dyn Group,
 ) -> Result<(), Error> {
-    for Stage { sent, received, additions } in stages {
+    for Stage { sent, received, additions, .. } in stages {
         let mut messages = vec![Vec::new(); group.world()];
         for &(rank, tensor) in sent {
             messages[rank].append(&mut to_bytes(&backend.download(tensor)?));
