@@ -43,8 +43,8 @@ impl Hooked {
         Box::new(Self { inner, state, hook, flips, distance, exchange: None })
     }
 
-    /// Starts exchanges of gradients during a backward pass, and replaces their tensors by NaN until
-    /// they end.
+    /// Starts exchanges of gradients during a backward pass, with NaN in place of their tensors
+    /// until they end.
     ///
     /// # Panics
     /// If a tensor is written meanwhile, or there are few starts.

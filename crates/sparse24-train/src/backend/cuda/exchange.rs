@@ -66,7 +66,7 @@ fn common_release(ranks: &[(&str, &str)]) -> Result<String, String> {
     Ok(first.to_owned())
 }
 
-/// Queues stages of [`Backend::reduce`](crate::backend::Backend::reduce), after all earlier work and
+/// Queues stages of [`Backend::reduce`](crate::backend::Backend::reduce), after earlier work and
 /// beside later work.
 pub(super) fn start(
     communicator: &mut Option<Communicator>,
