@@ -5,8 +5,9 @@ use sparse24_train::{
     Error,
     backend::{
         Backend, Capabilities, Copied, DType, Device, Gradient24, GraphId, MaskId, Memory, Op,
-        OptimizerEntry, Region, StepReport, TableId, Tensor, Weight24, op::Orientation,
+        OptimizerEntry, Region, Stage, StepReport, TableId, Tensor, Weight24, op::Orientation,
     },
+    group::Group,
 };
 
 /// Executes an operation on the backend below; the step state is the one set last.
@@ -20,6 +21,17 @@ pub struct Hooked {
     hook: Hook,
     flips: fn(u64) -> u64,
     distance: fn(f64) -> f64,
+    exchange: Option<Exchange>,
+}
+
+/// An exchange that has started.
+#[derive(Default)]
+struct Exchange {
+    /// How often a part of it started.
+    starts: usize,
+    stages: Vec<Stage>,
+    /// Its tensors, and their values when it started.
+    taken: Vec<(Tensor, Vec<f32>)>,
 }
 
 impl Hooked {
@@ -27,7 +39,18 @@ impl Hooked {
     #[must_use]
     pub fn new(inner: Box<dyn Backend>, hook: Hook) -> Box<Self> {
         let state = StepState::default();
-        Box::new(Self { inner, state, hook, flips: |count| count, distance: |sum| sum })
+        let (flips, distance) = (|count| count, |sum| sum);
+        Box::new(Self { inner, state, hook, flips, distance, exchange: None })
+    }
+
+    /// Starts exchanges of gradients during a backward pass, with NaN in place of their tensors
+    /// until they end.
+    ///
+    /// # Panics
+    /// If a tensor is written meanwhile, or there are few starts.
+    #[must_use]
+    pub fn overlapping(self) -> Box<Self> {
+        Box::new(Self { exchange: Some(Exchange::default()), ..self })
     }
 
     /// Puts these functions of its flip counts and L1 distances in place of `inner`'s.
@@ -134,6 +157,35 @@ impl Backend for Hooked {
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
         self.inner.l1_distance(a, b).map(self.distance)
+    }
+
+    fn start_reduce(&mut self, stages: &[Stage]) -> Result<bool, Error> {
+        let Some(exchange) = &mut self.exchange else { return Ok(false) };
+        for stage in stages {
+            let transfers = stage.sent.iter().chain(&stage.received).map(|&(_, tensor)| tensor);
+            for tensor in transfers.chain(stage.additions.iter().flatten().copied()) {
+                if exchange.taken.iter().all(|&(taken, _)| taken != tensor) {
+                    exchange.taken.push((tensor, self.inner.download(tensor)?));
+                    self.inner.upload(tensor, &vec![f32::NAN; tensor.elements()])?;
+                }
+            }
+        }
+        exchange.starts += usize::from(!stages.is_empty());
+        exchange.stages.extend_from_slice(stages);
+        Ok(true)
+    }
+
+    fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
+        let Some(exchange) = &mut self.exchange else { return self.inner.reduce(stages, group) };
+        let Exchange { starts, stages: mut all, taken } = std::mem::take(exchange);
+        assert!(starts > 2, "{starts} starts of an exchange overlap with little");
+        for &(tensor, _) in &taken {
+            let found = self.inner.download(tensor)?;
+            assert!(found.into_iter().all(f32::is_nan), "{tensor:?} was written too late");
+        }
+        taken.iter().try_for_each(|(tensor, values)| self.inner.upload(*tensor, values))?;
+        all.extend_from_slice(stages);
+        self.inner.reduce(&all, group)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

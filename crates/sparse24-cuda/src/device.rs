@@ -2,13 +2,15 @@
 //!
 //! Invariant: whatever a kernel is launched on was checked before: handles belong to this device,
 //! and arguments have the sizes of the kernel's parameters. Operations run in the order in which
-//! they were queued; only copies to the host ([`HostCopy`]) have a stream of their own.
+//! they were queued; only copies to the host ([`HostCopy`]) and work beside others
+//! ([`Device::beside`]) have streams of their own.
 
 mod check;
 mod copy;
 mod graph;
 mod host_copy;
 mod memory;
+mod side;
 mod staging;
 mod timing;
 
@@ -55,6 +57,8 @@ pub struct Settings {
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    /// The second stream, once there was work for it.
+    side: Option<Arc<CudaStream>>,
     name: String,
     architecture: Architecture,
     multiprocessors: usize,
@@ -109,7 +113,7 @@ impl Device {
         let context = CudaContext::new(ordinal).map_err(|error| open_error(ordinal, error))?;
         let failed = |error| driver_error("querying the GPU", error);
         // SAFETY: cudarc tracks uses of its own slices, of which there are none. Memory is managed
-        // by `memory`, and `host_copy` orders the stream of copies by events.
+        // by `memory`, and `host_copy` and `side` order their streams by events.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(failed)?;
         let (major, minor) = context.compute_capability().map_err(failed)?;
@@ -123,6 +127,7 @@ impl Device {
         let mut device = Self {
             context,
             stream,
+            side: None,
             name,
             architecture,
             multiprocessors,
@@ -395,6 +400,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let _ = self.wait_for_copies();
+        let _ = self.join();
         let _ = self.synchronize();
         self.free_all();
         for (_, module) in self.modules.drain() {

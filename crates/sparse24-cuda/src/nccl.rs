@@ -129,7 +129,7 @@ impl Communicator {
     /// the i-th that the other receives, and has as many elements.
     ///
     /// # Errors
-    /// [`Error::Gaps`], [`Error::Alias`] if two received matrices overlap, [`Error::Stale`],
+    /// [`Error::Gaps`], [`Error::Alias`] if a received matrix overlaps any other, [`Error::Stale`],
     /// [`Error::Capturing`], [`Error::Nccl`], [`Error::Transfer`], [`Error::Driver`].
     pub fn exchange(
         &mut self,
@@ -138,15 +138,15 @@ impl Communicator {
         received: &[(usize, Matrix<f32>)],
     ) -> Result<(), Error> {
         const WHAT: &str = "an exchange between GPUs";
+        const SOURCE: &str = "a source";
         device.refuse_in_capture(WHAT)?;
-        let (mut sources, mut targets) = (device.checks(WHAT), device.checks(WHAT));
-        for (_, matrix) in sent {
-            sources.input("a source", *matrix, matrix.shape(), 4)?;
+        let mut checks = device.checks(WHAT);
+        for (operand, transfers) in [(SOURCE, sent), ("a target", received)] {
+            for (_, matrix) in transfers {
+                checks.input(operand, *matrix, matrix.shape(), 4)?;
+            }
         }
-        for (_, matrix) in received {
-            targets.input("a target", *matrix, matrix.shape(), 4)?;
-        }
-        targets.all_apart()?;
+        checks.all_apart(SOURCE)?;
         device.bind()?;
         let (handle, stream) = (self.0, device.stream());
         let check = |result| check(WHAT, handle, result);
@@ -159,7 +159,7 @@ impl Communicator {
         });
         let receives = received.iter().map(|&(peer, matrix)| {
             let (address, count) = (matrix.address as *mut c_void, matrix.elements());
-            // SAFETY: as above; no two targets overlap.
+            // SAFETY: as above; a target overlaps no other matrix.
             unsafe { ncclRecv(address, count, F32, as_c_int(peer), handle, stream) }
         });
         let queued = sends.chain(receives).try_for_each(check);

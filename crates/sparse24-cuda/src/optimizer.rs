@@ -86,7 +86,7 @@ impl Parameters {
             let parts = w.elements().div_ceil(CHUNK) as u64;
             chunks.extend((0..parts).map(|part| row as u64 | part << 32));
         }
-        checks.limit("the number of chunks", chunks.len(), LIMIT)?.all_apart()?;
+        checks.limit("the number of chunks", chunks.len(), LIMIT)?.all_apart("")?;
         let mut upload = |name, words: &[u64]| -> Result<Matrix<u64>, Error> {
             let matrix = device.alloc(name, [1, words.len()])?;
             device.upload(matrix, words)?;

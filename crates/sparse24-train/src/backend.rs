@@ -333,12 +333,22 @@ pub trait Backend: Memory + Send {
     }
     /// Replaces the gradients on every rank by their sums over all ranks, a power of two of them:
     /// `((g0 + g1) + (g2 + g3)) + ...`, with the gradients of rank i as gi. The stages of all ranks
-    /// fit together. Called between the last micro-batch and the update, unless there is one rank.
+    /// fit together; these come after those of [`Backend::start_reduce`]. Called between the last
+    /// micro-batch and the update, unless there is one rank.
     ///
     /// # Errors
     /// [`Error::Peer`] if a rank is gone.
     fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
         reduce::through_host(self, stages, group)
+    }
+    /// Starts stages of [`Backend::reduce`], which ends them, beside the operations that follow:
+    /// none of those touches their tensors. Part of a [`Backend::graph`], unless there are no
+    /// stages. Returns whether the device can; if not, it has done nothing.
+    ///
+    /// # Errors
+    /// Errors of [`Backend::reduce`].
+    fn start_reduce(&mut self, _: &[Stage]) -> Result<bool, Error> {
+        Ok(false)
     }
     /// The outcome of the step: `losses` `[micro-batches, 1]`, gradient norm, flag.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;

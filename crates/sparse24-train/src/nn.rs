@@ -12,7 +12,7 @@ use sparse24_core::{
 use crate::{
     Error,
     backend::{
-        Backend, Op, Tensor,
+        Backend, Op, Stage, Tensor,
         op::{DropSequences, DropoutOp},
     },
     method::Phase,
@@ -68,6 +68,10 @@ pub struct Pass<'a> {
     pub accumulate: Accumulate,
     /// Called after every operation; absent while a graph is captured.
     pub watch: Option<&'a mut Watch<'a>>,
+    /// The gradients that the pass has [written](Op::gradients).
+    pub written: usize,
+    /// The stages of the exchange of gradients that it will [start](Backend::start_reduce).
+    pub stages: &'a [Stage],
 }
 
 /// Called after an operation, with the backend to look at its operands.
@@ -93,11 +97,16 @@ impl Pass<'_> {
 
     /// Executes operations that a backend may fuse, see [`Backend::sequence`].
     pub fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
-        let Some(watch) = &mut self.watch else { return self.backend.sequence(ops) };
-        ops.iter().try_for_each(|op| {
-            self.backend.execute(op)?;
-            watch(self.backend, op)
-        })
+        match &mut self.watch {
+            None => self.backend.sequence(ops)?,
+            Some(watch) => ops.iter().try_for_each(|op| {
+                self.backend.execute(op)?;
+                watch(self.backend, op)
+            })?,
+        }
+        self.written += ops.iter().flat_map(Op::gradients).count();
+        let due = self.stages.iter().take_while(|stage| stage.after <= self.written).count();
+        self.backend.start_reduce(self.stages.split_off(..due).expect("a part")).map(drop)
     }
 
     /// The dropout at a site; none when its probability is 0.

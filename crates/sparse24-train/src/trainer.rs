@@ -24,7 +24,7 @@ use crate::{
     Error,
     backend::{
         Backend, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region, ShapeOnly,
-        TableId, Tensor,
+        Stage, TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     group::{Group, Solo},
@@ -176,6 +176,8 @@ pub struct Trainer {
     backend: Box<dyn Backend>,
     group: Box<dyn Group>,
     allocated: Allocated,
+    /// The exchange of gradients between the ranks.
+    exchange: Vec<Stage>,
     recipe: Recipe,
     progress: Progress,
     memories: Vec<Memory>,
@@ -212,6 +214,7 @@ impl Trainer {
         // What the device cannot hold is refused before it allocates anything.
         Allocated::new(&mut ShapeOnly::within(capabilities), &recipe, world)?;
         let allocated = Allocated::new(&mut *backend, &recipe, world)?;
+        let exchange = ranks::exchange(&allocated, &recipe, group.rank())?;
         allocated.parameters.initialize(&mut *backend, recipe.seed)?;
         allocated.averages.start(&mut *backend, &allocated.parameters)?;
         let mut trainer = Self {
@@ -219,6 +222,7 @@ impl Trainer {
             backend,
             group,
             allocated,
+            exchange,
             recipe,
             progress: Progress::default(),
             batch: Batch::default(),
@@ -345,18 +349,27 @@ impl Trainer {
         };
         let mut targets = Vec::new();
         let of_replica = micro_steps / self.recipe.replicas;
-        for (row, micro_step) in self.share(step).enumerate() {
+        let (share, overlaps) = (self.share(step), self.overlaps()?);
+        for (row, micro_step) in share.clone().enumerate() {
             self.check_interrupt()?;
             let shape = self.prepare_batch(objective, StepState { micro_step, ..state })?;
             targets.push(self.batch.counted);
-            let (part, accumulate) = match micro_step % of_replica {
-                0 => (Part::First, Accumulate::Overwrite),
-                _ => (Part::Further, Accumulate::Add),
+            let Self { backend, allocated, exchange, recipe, .. } = self;
+            let Allocated { model, losses, .. } = allocated;
+            let is_last = micro_step + 1 == share.end;
+            let stages = if overlaps && is_last { &exchange[..] } else { &[] };
+            let (part, accumulate) = match (micro_step % of_replica, stages) {
+                (0, []) => (Part::First, Accumulate::Overwrite),
+                (0, _) => (Part::Only, Accumulate::Overwrite),
+                (_, []) => (Part::Further, Accumulate::Add),
+                _ => (Part::Last, Accumulate::Add),
             };
-            let Self { backend, allocated: Allocated { model, losses, .. }, recipe, .. } = self;
             let graph = part.of_phase(index, Some(shape).filter(|&shape| shape != recipe.batch));
             backend.graph(graph, &mut |backend| {
-                model.train(&mut Pass { accumulate, ..recipe.pass(backend, &phase, shape) })
+                let pass = recipe.pass(backend, &phase, shape);
+                let mut pass = Pass { accumulate, stages, ..pass };
+                model.train(&mut pass)?;
+                pass.backend.start_reduce(pass.stages).map(drop)
             })?;
             backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
             let done = row as u32 + 1;
@@ -365,7 +378,7 @@ impl Trainer {
             }
         }
         let rows = targets.len();
-        let shared = self.reduce(rows, &mut targets)?;
+        let shared = self.reduce(overlaps, rows, &mut targets)?;
 
         if sampling == FlipSampling::Sample {
             self.search_flips(0)?;
@@ -526,6 +539,10 @@ enum Part {
     First,
     /// Forward and backward of a further micro-batch.
     Further,
+    /// The last micro-batch, if it starts the exchange.
+    Last,
+    /// The first one, if it is the last and starts the exchange.
+    Only,
     /// The gradient norm and the optimizer.
     Update,
     /// S(w), in all phases.
@@ -533,7 +550,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: usize = 4;
+    const ALL: usize = 6;
 
     /// The part in a phase, for batches of a shape of their own.
     fn of_phase(self, phase: usize, shape: Option<BatchShape>) -> GraphId {

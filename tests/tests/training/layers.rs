@@ -65,6 +65,8 @@ fn a_copy_of_the_stream_as_memory_is_self_attention() {
             dropout: 0.0,
             accumulate: Accumulate::Overwrite,
             watch: None,
+            written: 0,
+            stages: &[],
         };
         let memory = cross.then_some((memory, batch));
         let streams = Streams { x, memory, lengths: Some(lengths) };

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Mutex, thread};
 
+use sparse24_tests::hooked::{Hook, Hooked};
 use sparse24_train::{
     Error, ErrorKind,
-    backend::Capabilities,
+    backend::{Backend, Capabilities},
     group::{Group, Threads},
     method::PhaseKind,
     objective::{Batch, DataError, Objective},
@@ -32,11 +33,21 @@ fn on_ranks<T: PartialEq + Send>(
     recipe: &Recipe,
     run: impl Fn(&mut Trainer) -> T + Sync,
 ) -> T {
+    on_backends(fixture::cpu, world, recipe, run)
+}
+
+/// The same with a backend that `open` gives for each.
+fn on_backends<T: PartialEq + Send>(
+    open: impl Fn() -> Box<dyn Backend> + Sync,
+    world: usize,
+    recipe: &Recipe,
+    run: impl Fn(&mut Trainer) -> T + Sync,
+) -> T {
     let mut results = thread::scope(|scope| {
         let rank = |rank: Threads| {
             scope.spawn(|| {
                 let group: Box<dyn Group> = Box::new(rank);
-                let trainer = Trainer::in_group(fixture::cpu(), recipe.clone(), group);
+                let trainer = Trainer::in_group(open(), recipe.clone(), group);
                 let mut trainer = trainer.expect("as many replicas");
                 fixture::start_from(&mut trainer, &fixture::weights(&recipe.model));
                 run(&mut trainer)
@@ -75,6 +86,30 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
         }
         assert!(!seen.contains(&alone), "{replicas} replicas are summed in another order");
         seen.push(alone);
+    }
+}
+
+#[test]
+fn an_exchange_starts_when_its_gradients_are_final() {
+    let models: [fn(Recipe) -> Recipe; 5] = [
+        |recipe| recipe,
+        fixture::bert,
+        fixture::crammed_bert,
+        fixture::deit,
+        fixture::transformer,
+    ];
+    for (model, change) in models.into_iter().enumerate() {
+        for world in [2, 8] {
+            let mut recipe = recipe(world);
+            fixture::change(&mut recipe, |spec| (spec.d_model, spec.d_ff) = (64, 128));
+            let recipe = change(recipe);
+            let open = || -> Box<dyn Backend> {
+                let hook: Hook = Box::new(|backend, _, op| backend.execute(op));
+                Hooked::new(fixture::cpu(), hook).overlapping()
+            };
+            let found = on_backends(open, world as usize, &recipe, trained);
+            assert!(found == on_ranks(1, &recipe, trained), "model {model} on {world} ranks");
+        }
     }
 }
 

@@ -151,17 +151,23 @@ impl Checks<'_> {
         self.output(operand, matrix, expected, bytes)
     }
 
-    /// No two of the operands that were checked overlap.
-    pub(crate) fn all_apart(&mut self) -> Result<(), Error> {
+    /// No two of the operands that were checked overlap, unless both have the name `read`.
+    pub(crate) fn all_apart(&mut self, read: &str) -> Result<(), Error> {
         self.spans.retain(|(_, span)| !span.is_empty());
         self.spans.sort_by_key(|(_, span)| span.start);
-        match self.spans.windows(2).find(|pair| pair[1].1.start < pair[0].1.end) {
-            None => Ok(()),
-            Some(pair) => {
-                let (output, other) = (pair[1].0, pair[0].0);
-                Err(Error::Alias { operation: self.operation, output, other })
+        // The operand so far that ends last: of all, and of those with another name.
+        let mut last = [("", 0); 2];
+        for (name, span) in &self.spans {
+            let is_read = *name == read;
+            let (other, end) = last[usize::from(is_read)];
+            if span.start < end {
+                let (output, other) = if is_read { (other, *name) } else { (*name, other) };
+                return Err(Error::Alias { operation: self.operation, output, other });
             }
+            let of = if is_read { &mut last[..1] } else { &mut last[..] };
+            of.iter_mut().filter(|(_, end)| *end < span.end).for_each(|at| *at = (name, span.end));
         }
+        Ok(())
     }
 
     /// A size that is at most `limit`.

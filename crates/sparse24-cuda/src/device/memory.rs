@@ -98,6 +98,7 @@ impl Device {
     /// [`Error::Capturing`]; [`Error::Driver`], also for an earlier operation that failed.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.wait_for_copies()?;
+        self.join()?;
         self.synchronize()?;
         self.free_all();
         self.memory.purpose = SCRATCH;

@@ -18,7 +18,7 @@ use sparse24_cuda::{
 
 use self::{
     buffers::Buffers,
-    graph::{Captured, Writes},
+    graph::{Captured, Segment, Writes},
     plans::SparsePlans,
 };
 use super::{
@@ -58,6 +58,8 @@ pub struct CudaBackend {
     graphs: HashMap<GraphId, Captured>,
     /// The memory that the present graph writes.
     writes: Writes,
+    /// The segments so far of the graph that is being captured, if one is.
+    capture: Option<Vec<Segment>>,
     sparse_plans: SparsePlans,
     scratch: Scratch,
     exchange: Exchange,
@@ -165,6 +167,7 @@ impl CudaBackend {
             tables: Vec::new(),
             graphs: HashMap::new(),
             writes: Writes::Other,
+            capture: None,
             sparse_plans: SparsePlans::default(),
             scratch: Scratch::default(),
             exchange: settings.exchange,
@@ -253,10 +256,16 @@ impl Backend for CudaBackend {
     }
 
     fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
-        match &mut self.communicator {
-            Some(gpus) => exchange::reduce(gpus, &mut self.gpu, &self.buffers, stages),
-            None => reduce::through_host(self, stages, group),
+        if self.communicator.is_none() {
+            return reduce::through_host(self, stages, group);
         }
+        exchange::start(&mut self.communicator, &mut self.gpu, &self.buffers, stages)?;
+        Ok(self.gpu.join()?)
+    }
+
+    fn start_reduce(&mut self, stages: &[Stage]) -> Result<bool, Error> {
+        self.cut_graph(stages)?;
+        Ok(self.communicator.is_some())
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

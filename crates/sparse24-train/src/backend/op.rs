@@ -3,6 +3,8 @@
 //!
 //! Outputs never alias inputs unless a record says "in place".
 
+use super::Tensor;
+
 mod dense;
 mod sparse;
 mod update;
@@ -51,6 +53,15 @@ macro_rules! operations {
 use operations;
 
 impl Op<'_> {
+    /// The gradients of parameters, and the like, that it writes.
+    pub fn gradients(&self) -> impl Iterator<Item = Tensor> {
+        let gradients = match self {
+            Self::Dense(op) => op.gradients(),
+            Self::Sparse(_) | Self::Update(_) => [None; 2],
+        };
+        gradients.into_iter().flatten()
+    }
+
     /// Floating-point operations, a multiply-add counted as two; only products count.
     #[must_use]
     pub fn flops(&self) -> f64 {

@@ -3,7 +3,10 @@
 //!
 //! The gradients, laid end to end, are cut into buckets, and each bucket into a part per rank. The
 //! ranks send each other their values of a bucket; rank i adds those of the i-th part, as a fixed
-//! binary tree, and sends the sums to all others.
+//! binary tree, and sends the sums to all others. The gradients come in the order in which a
+//! backward pass ends them, so that a bucket can be exchanged while it computes the next.
+
+use std::ops::RangeInclusive;
 
 use super::{Backend, Tensor, op::Add};
 use crate::{
@@ -11,8 +14,11 @@ use crate::{
     group::{Group, misfit, to_bytes, to_floats},
 };
 
-/// Elements that are exchanged at a time, at most: 128 MiB.
-const BUCKET: usize = 1 << 25;
+/// Buckets, unless they become too small or too large.
+const BUCKETS: usize = 32;
+
+/// Elements of a bucket, 64 KiB to 64 MiB.
+const ELEMENTS: RangeInclusive<usize> = 1 << 14..=1 << 24;
 
 /// Tensors and their parts start at multiples of this many elements, 256 bytes.
 const LINE: usize = 64;
@@ -21,6 +27,9 @@ const LINE: usize = 64;
 /// additions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stage {
+    /// The [gradients](super::Op::gradients) that a backward pass has written when the stage may
+    /// start, if all before it have: none that is written later is among its tensors.
+    pub after: usize,
     /// Tensors without gaps, and the ranks to which they are sent.
     pub sent: Vec<(usize, Tensor)>,
     /// Where tensors of other ranks arrive. Between two ranks, the i-th that one sends is the i-th
@@ -32,16 +41,26 @@ pub struct Stage {
 
 /// Elements of each of the tensors that [`stages`] need to receive those of one other rank.
 pub(crate) fn received_elements(gradients: &[Tensor], world: usize) -> usize {
-    length(gradients).min(BUCKET).div_ceil(world).next_multiple_of(LINE)
+    length(gradients).min(bucket_elements(gradients)).div_ceil(world).next_multiple_of(LINE)
 }
 
 /// The sums of gradients of all ranks, as rank `own` computes them with a tensor for what each
-/// other rank sends.
-pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> Vec<Stage> {
+/// other rank sends. `written` are the gradients that a backward pass writes, in order.
+pub(crate) fn stages(
+    mut gradients: Vec<Tensor>,
+    written: &[Tensor],
+    received: &[Tensor],
+    own: usize,
+) -> Vec<Stage> {
+    let writes = |gradient: &Tensor| {
+        let last = written.iter().rposition(|written| written.buffer == gradient.buffer);
+        last.map_or(0, |last| last + 1)
+    };
+    gradients.sort_by_key(writes);
     let world = received.len() + 1;
     let others = || (0..world).filter(|&rank| rank != own);
     let mut stages = vec![Stage::default()];
-    for bucket in cut(gradients, BUCKET) {
+    for bucket in cut(&gradients, bucket_elements(&gradients)) {
         let parts = parts(&bucket, world);
         // The tensors of this rank's part, as each rank has them.
         let mut pieces: Vec<_> = received.iter().map(|&tensor| like(&parts[own], tensor)).collect();
@@ -50,6 +69,7 @@ pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> V
             tensors.iter().map(|&tensor| (rank, tensor)).collect()
         };
         let stage = stages.last_mut().expect("there is one");
+        stage.after = bucket.last().map_or(0, writes);
         stage.sent.extend(others().flat_map(|rank| to(rank, &parts[rank])));
         stage.received.extend(others().flat_map(|rank| to(rank, &pieces[rank])));
         stage.additions = additions(world, own)
@@ -61,7 +81,7 @@ pub(crate) fn stages(gradients: &[Tensor], received: &[Tensor], own: usize) -> V
         stages.push(Stage {
             sent: others().flat_map(|rank| to(rank, &parts[own])).collect(),
             received: others().flat_map(|rank| to(rank, &parts[rank])).collect(),
-            additions: Vec::new(),
+            ..Stage::default()
         });
     }
     stages
@@ -73,7 +93,7 @@ pub(super) fn through_host(
     stages: &[Stage],
     group: &mut dyn Group,
 ) -> Result<(), Error> {
-    for Stage { sent, received, additions } in stages {
+    for Stage { sent, received, additions, .. } in stages {
         let mut messages = vec![Vec::new(); group.world()];
         for &(rank, tensor) in sent {
             messages[rank].append(&mut to_bytes(&backend.download(tensor)?));
@@ -111,6 +131,12 @@ fn cut(tensors: &[Tensor], length: usize) -> Vec<Vec<Tensor>> {
         }
     }
     pieces
+}
+
+/// Elements of a bucket of these gradients.
+fn bucket_elements(gradients: &[Tensor]) -> usize {
+    let elements = length(gradients) / BUCKETS;
+    elements.clamp(*ELEMENTS.start(), *ELEMENTS.end()).next_multiple_of(LINE)
 }
 
 /// The part of each rank in a bucket; those of the last ranks may be empty.
@@ -163,23 +189,25 @@ mod tests {
 
     #[test]
     fn each_element_is_in_one_part_of_one_bucket() {
-        let shapes = [[3, 5], [BUCKET / 4, 7], [1, BUCKET + 9], [1, 8], [0, 4], [2, 0], [1, 1]];
-        let tensors: Vec<_> = (0..).zip(shapes).map(|(at, shape)| tensor(at, shape)).collect();
-        for world in [1, 2, 4, 8] {
-            let mut elements = vec![0; tensors.len()];
-            for bucket in cut(&tensors, BUCKET) {
-                assert!(length(&bucket) <= BUCKET, "{bucket:?}");
-                let parts = parts(&bucket, world);
-                assert_eq!(parts.len(), world);
-                let most = received_elements(&tensors, world);
-                assert!(parts.iter().all(|part| length(part) <= most), "{parts:?}");
-                for tensor in parts.iter().flatten() {
-                    assert_eq!(tensor.offset, elements[tensor.buffer], "in order, without gaps");
-                    assert_eq!(tensor.offset % LINE, 0);
-                    elements[tensor.buffer] += tensor.elements();
+        for large in [0, 1 << 20, ELEMENTS.end() * BUCKETS] {
+            let shapes = [[3, 5], [large / 4, 7], [1, large + 9], [1, 8], [0, 4], [2, 0], [1, 1]];
+            let tensors: Vec<_> = (0..).zip(shapes).map(|(at, shape)| tensor(at, shape)).collect();
+            for world in [1, 2, 4, 8] {
+                let mut elements = vec![0; tensors.len()];
+                for bucket in cut(&tensors, bucket_elements(&tensors)) {
+                    assert!(ELEMENTS.end() >= &length(&bucket), "{bucket:?}");
+                    let parts = parts(&bucket, world);
+                    assert_eq!(parts.len(), world);
+                    let most = received_elements(&tensors, world);
+                    assert!(parts.iter().all(|part| length(part) <= most), "{parts:?}");
+                    for tensor in parts.iter().flatten() {
+                        assert_eq!(tensor.offset, elements[tensor.buffer], "in order, no gaps");
+                        assert_eq!(tensor.offset % LINE, 0);
+                        elements[tensor.buffer] += tensor.elements();
+                    }
                 }
+                assert_eq!(elements, shapes.map(|[rows, columns]| rows * columns));
             }
-            assert_eq!(elements, shapes.map(|[rows, columns]| rows * columns));
         }
     }
 

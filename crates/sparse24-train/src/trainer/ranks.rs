@@ -15,7 +15,7 @@ use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
 use crate::{
     Error,
     backend::{
-        Backend, DType, PendingReport, Region, StepReport, Tensor,
+        Backend, DType, Op, PendingReport, Region, ShapeOnly, Stage, StepReport, Tensor,
         op::{Add, Copy},
         reduce::{received_elements, stages},
     },
@@ -58,6 +58,26 @@ pub(super) fn received(
     (1..world)
         .map(|_| backend.alloc("received gradients", shape, DType::F32, Region::Gradients))
         .collect()
+}
+
+/// The exchange of gradients, as rank `own` sees it; none with one rank.
+pub(super) fn exchange(
+    Allocated { model, parameters, received, .. }: &Allocated,
+    recipe: &Recipe,
+    own: usize,
+) -> Result<Vec<Stage>, Error> {
+    if received.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (mut shapes, mut written) = (ShapeOnly::weightless(), Vec::new());
+    let mut watch = |_: &mut dyn Backend, op: &Op<'_>| {
+        written.extend(op.gradients());
+        Ok(())
+    };
+    let pass = recipe.pass(&mut shapes, &recipe.method.phases[0], recipe.batch);
+    model.train(&mut Pass { watch: Some(&mut watch), ..pass })?;
+    let gradients = parameters.iter().map(|parameter| parameter.gradient).collect();
+    Ok(stages(gradients, &written, received, own))
 }
 
 /// Losses of all micro-steps of a step, from all ranks.
@@ -120,22 +140,29 @@ impl Trainer {
         self.backend.connect(&mut *self.group)
     }
 
-    /// Sums the gradients over all ranks and gathers the losses of the micro-steps, of which the
-    /// first `rows` are this rank's, and their `targets`; none with one rank.
+    /// Whether the last micro-batch of a rank may start the exchange: no other replica of the rank
+    /// adds to its gradients, and the device can.
+    pub(super) fn overlaps(&mut self) -> Result<bool, Error> {
+        let has_one = self.recipe.replicas.get() as usize == self.group.world();
+        Ok(has_one && self.backend.start_reduce(&[])?)
+    }
+
+    /// Sums the gradients over all ranks, whose exchange has `started` or not, and gathers the
+    /// losses of the micro-steps, of which the first `rows` are this rank's, and their `targets`;
+    /// none with one rank.
     pub(super) fn reduce(
         &mut self,
+        started: bool,
         rows: usize,
         targets: &mut Vec<usize>,
     ) -> Result<Option<Shared>, Error> {
-        let Self { backend, group, allocated, .. } = self;
-        let Allocated { parameters, received, losses, .. } = allocated;
+        let Self { backend, group, allocated: Allocated { losses, .. }, exchange, .. } = self;
         if group.world() == 1 {
             return Ok(None);
         }
         // Read while the gradients travel, so that the device need not wait for the host.
         let own = backend.copy_out(&[losses.first_rows(rows)], Vec::new())?;
-        let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
-        backend.reduce(&stages(&gradients, received, group.rank()), &mut **group)?;
+        backend.reduce(if started { &[] } else { exchange }, &mut **group)?;
         let own = own()?.concat();
         let counts = targets.iter().map(|&targets| targets as f32);
         let own: Vec<f32> = own.into_iter().chain(counts).collect();

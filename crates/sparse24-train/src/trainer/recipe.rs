@@ -82,8 +82,9 @@ impl Recipe {
         phase: &'a Phase,
         batch: BatchShape,
     ) -> Pass<'a> {
-        let dropout = self.dropout;
-        Pass { backend, phase, batch, dropout, accumulate: Accumulate::Overwrite, watch: None }
+        let (dropout, accumulate) = (self.dropout, Accumulate::Overwrite);
+        let (watch, written, stages) = (None, 0, &[]);
+        Pass { backend, phase, batch, dropout, accumulate, watch, written, stages }
     }
 
     /// Whether a backend with these capabilities can train it.

@@ -1,4 +1,4 @@
-//! The exchange of gradients between GPUs through NCCL, queued among all other work.
+//! The exchange of gradients between GPUs through NCCL, queued beside all other work.
 
 use sparse24_cuda::{
     Device, Matrix,
@@ -66,24 +66,25 @@ fn common_release(ranks: &[(&str, &str)]) -> Result<String, String> {
     Ok(first.to_owned())
 }
 
-/// Queues [`Backend::reduce`](crate::backend::Backend::reduce).
-pub(super) fn reduce(
-    communicator: &mut Communicator,
+/// Queues stages of [`Backend::reduce`](crate::backend::Backend::reduce), after earlier work and
+/// beside later work.
+pub(super) fn start(
+    communicator: &mut Option<Communicator>,
     gpu: &mut Device,
     buffers: &Buffers,
     stages: &[Stage],
 ) -> Result<(), Error> {
-    for Stage { sent, received, additions } in stages {
-        let floats = |transfers: &[(usize, Tensor)]| -> Vec<(usize, Matrix<f32>)> {
-            transfers.iter().map(|&(rank, tensor)| (rank, buffers.floats(tensor))).collect()
-        };
-        communicator.exchange(gpu, &floats(sent), &floats(received))?;
-        for &[x, delta] in additions {
-            let [x, delta] = [x, delta].map(|tensor| buffers.floats(tensor));
-            add(gpu, x, delta, x)?;
-        }
-    }
-    Ok(())
+    let (Some(gpus), [_, ..]) = (communicator, stages) else { return Ok(()) };
+    let floats = |tensor: Tensor| buffers.floats(tensor);
+    let all = |transfers: &[(usize, Tensor)]| -> Vec<(usize, Matrix<f32>)> {
+        transfers.iter().map(|&(rank, tensor)| (rank, floats(tensor))).collect()
+    };
+    let mut queue = |gpu: &mut Device, Stage { sent, received, additions, .. }: &Stage| {
+        gpus.exchange(gpu, &all(sent), &all(received))?;
+        let mut additions = additions.iter().map(|&[x, delta]| [floats(x), floats(delta)]);
+        additions.try_for_each(|[x, delta]| add(gpu, x, delta, x))
+    };
+    Ok(gpu.beside(|gpu| stages.iter().try_for_each(|stage| queue(gpu, stage)))?)
 }
 
 #[cfg(test)]

@@ -464,6 +464,20 @@ impl DenseOp {
         }
     }
 
+    /// The gradients of parameters that it writes.
+    #[must_use]
+    pub fn gradients(&self) -> [Option<Tensor>; 2] {
+        match self {
+            Self::LinearWgrad(op) => [Some(op.dw), None],
+            Self::BiasGrad(op) => [Some(op.db), None],
+            Self::NormBackward(op) => [Some(op.dgamma), op.dbeta],
+            Self::EmbedBackward(EmbedBackward(op)) => [Some(op.token_table), op.position_table],
+            Self::HeadLoss(op) => op.gradients.map_or([None; 2], |g| [Some(g.dembedding), g.dbias]),
+            Self::ScaleGrad(op) => [Some(op.ds), None],
+            _ => [None; 2],
+        }
+    }
+
     /// The output of a forward operation, which later layers read.
     #[must_use]
     pub fn forward_output(&self) -> Option<Tensor> {

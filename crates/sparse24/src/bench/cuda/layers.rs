@@ -147,8 +147,8 @@ impl Made {
         watch: Option<&'a mut Watch<'a>>,
     ) -> Result<(), Error> {
         let phase = &self.method.phases[0];
-        let accumulate = Accumulate::Overwrite;
-        let mut pass = Pass { backend, phase, batch, dropout: 0.0, accumulate, watch };
+        let (dropout, accumulate, written, stages) = (0.0, Accumulate::Overwrite, 0, &[]);
+        let mut pass = Pass { backend, phase, batch, dropout, accumulate, watch, written, stages };
         for (_, parameter, pruned) in self.parameters.pruned() {
             pass.run(CompressWeight {
                 w: parameter.weight,
