@@ -218,11 +218,12 @@ pub const SOURCES: &[Source] = sources! {
     "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "scale" Embedding: ["scale", "scale_grad"], ALL, Off;
+    "spmm24_gather" SparseProduct: ["spmm24_gather", "spmm24_gather_transposed"], ALL, On;
     "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
         ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
     "spmm24_sm90" SparseProduct: [
         "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384",
-        "spmm24_straight_320", "spmm24_straight_256", "spmm24_gather", "spmm24_gather_transposed",
+        "spmm24_straight_320", "spmm24_straight_256",
     ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
         "HGMMA.SP" in "spmm24_straight" on HOPPER;
 };
@@ -239,12 +240,14 @@ pub const HEADERS: &[Header] = headers![
     "attention.cuh",
     "health.cuh",
     "hopper.cuh",
+    "mma.cuh",
     "mvue.cuh",
     "packed.cuh",
     "parameters.cuh",
     "pdl.cuh",
     "philox.cuh",
-    "scalar.cuh"
+    "scalar.cuh",
+    "spmm24.cuh"
 ];
 
 /// The kernel of this name, for names that are put together.
