@@ -9,12 +9,19 @@
 #pragma once
 #include "spmm24.cuh"
 
+// Values that the compiler keeps instead of computing them again where they are needed.
+__device__ __forceinline__ u32 kept(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 __device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void copy_half_async(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+__device__ __forceinline__ void copy_async_if(bool yes, u32 to, const void* from, u32 bytes) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], "
+                 "16, %2;}" ::"r"(to), "l"(from), "r"(bytes), "r"(u32(yes))
                  : "memory");
 }
 __device__ __forceinline__ void commit_copies() {
@@ -67,13 +74,67 @@ __device__ __forceinline__ void mma_dense(float* d, uint4 a, u32 b, u32 c) {
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b), "r"(c));
 }
 
-// An operand in memory: rows of k, or rows of its other dimension.
+// A dense operand in memory: rows of k, or rows of its other dimension.
 struct Operand {
     const char* from;
-    u64 stride;       // of rows, in bytes
+    u64 stride;         // of rows, in bytes
     u32 rows, columns;  // that exist; the others count as zeros
 };
 
+// What a thread copies of a dense operand: pieces of 16 bytes of a square of 64 elements along k and
+// WIDTH along the other dimension, one of which is contiguous: in lines.
+template <bool STRAIGHT, u32 WIDTH, u32 THREADS> struct Pieces {
+    static constexpr u32 LINE = STRAIGHT ? WIDTH / 8 : 8, COUNT = 8 * WIDTH / THREADS,
+                         LINES = THREADS / LINE;  // from one piece of a thread to the next
+    const Operand& of;
+    u32 line, x, place;
+    const char* at[COUNT];
+    int lines, left;  // to the end of the operand: in the tile; in the stage
+
+    __device__ __forceinline__ Pieces(const Operand& operand, u32 thread)
+        : of(operand), line(thread / LINE), x(thread % LINE * 8),
+          // Pieces are permuted within eight, so that neither rows nor columns share banks.
+          place(kept((line * LINE + (thread % LINE ^ line % 8)) * 16)) {}
+    // Goes to a tile that begins at `first` of its other dimension.
+    __device__ __forceinline__ void enter(u32 first, u32 k) {
+        static_assert(THREADS % LINE == 0 && LINES % 8 == 0);
+        u32 y = (STRAIGHT ? k * BLOCK : first) + line, z = (STRAIGHT ? first : k * BLOCK) + x;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) at[i] = of.from + (y + i * LINES) * of.stride + 2 * z;
+        lines = int(of.rows - y);
+        if (STRAIGHT && z >= of.columns) lines = int(0x80000000u);
+        limit(k);
+    }
+    __device__ __forceinline__ void limit(u32 k) {
+        left = STRAIGHT || k * BLOCK + x < of.columns ? lines : 0;
+    }
+    __device__ __forceinline__ void advance(u32 k) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) at[i] += STRAIGHT ? BLOCK * of.stride : 2 * BLOCK;
+        if (STRAIGHT) lines -= BLOCK;
+        limit(k);
+    }
+    __device__ __forceinline__ void copy(u32 to, u32 i) const {
+        copy_async(to + place + i * THREADS * 16, at[i],
+                   int(i * LINES) < left ? 16 : 0);
+    }
+};
+
+#ifndef X_SYNC
+#define X_SYNC 8
+#endif
+#ifndef X_AHEAD
+#define X_AHEAD 2
+#endif
+#ifndef X_BATCHES
+#define X_BATCHES 3
+#endif
+#ifndef X_SPACING
+#define X_SPACING 2
+#endif
+#ifndef X_FIRST
+#define X_FIRST 1
+#endif
 template <Form FORM, bool DENSE, u32 WARP_ROWS, u32 WARP_COLUMNS, u32 SLABS, u32 TILES, u32 STAGES>
 struct Mma {
     static constexpr bool STRAIGHT = FORM == Form::Straight;
@@ -87,144 +148,87 @@ struct Mma {
     // Registers of A for 32 along k.
     static constexpr u32 HALVES = DENSE ? 2 : 1;
     // A stage is multiplied in POSITIONS: eight columns by 32 along k. B is read AHEAD of them.
-    static constexpr u32 POSITIONS = 2 * TILES, AHEAD = 2, RING = 4, LAST = POSITIONS - AHEAD;
+    static constexpr u32 POSITIONS = 2 * TILES, AHEAD = X_AHEAD, RING = 4;
+    // Where the next stage must have arrived.
+    static constexpr u32 SYNC = TILES * X_SYNC / 8;
+    static_assert(SYNC >= TILES && SYNC + AHEAD <= POSITIONS);
+
+    using OfB = Pieces<STRAIGHT, COLUMNS, THREADS>;
+    using OfA = Pieces<STRAIGHT, ROWS, THREADS>;
+    static constexpr u32 B_COPIES = OfB::COUNT,
+                         COPIES = B_COPIES + (DENSE ? OfA::COUNT : 2 * ((A_BYTES / 32 + THREADS - 1) / THREADS) + 1);
 
     const Work& work;
-    Operand a, b;           // a: only if it is dense
     const char *values, *metadata;
-    u32 wide;               // whether rows are 16-byte aligned
-    u32 ring, units;
+    u32 thread, ring, units, place_a, place_m;
 
     // The stage that is copied next.
-    u32 index, k, end;
-    u32 row, column;  // of its tile, in elements
-    u32 into;
-    bool quick, careful;  // whether it lies within the operands; whether it does not
-    // What this thread copies of it first, if it is quick.
-    const char *at_a, *at_b, *at_m;
+    OfB b;
+    OfA a;
+    u32 index, k, end, into;
+    static constexpr u32 PAIRS = (A_BYTES / 32 + THREADS - 1) / THREADS;
+    const char *at_values[PAIRS], *at_metadata;
+    u32 blocks;  // that exist from the first of the tile
+
+    __device__ __forceinline__ Mma(const Work& work, const Operand& a, const Operand& b,
+                                   const char* values, const char* metadata, u32 thread, u32 ring)
+        : work(work), values(values), metadata(metadata), thread(thread), ring(ring),
+          units(units_of(work)), place_a(kept(A + thread / 128 * VALUES + thread % 128 * 16)), place_m(kept(M + thread * 16)), b(b, thread), a(a, thread) {}
 
     __device__ __forceinline__ u32 after(u32 stage) const {
         return stage + STAGE == ring + BYTES ? ring : stage + STAGE;
     }
-
-    // A piece of 16 bytes is at `part` of a line. An operand has 64 elements along k and WIDTH
-    // along its other dimension, and one of them is contiguous.
-    template <u32 WIDTH> struct Pieces {
-        static constexpr u32 LINE = STRAIGHT ? WIDTH / 8 : 8, COUNT = 8 * WIDTH / THREADS,
-                             LINES = THREADS / LINE;  // from one piece of a thread to the next
-        static_assert(THREADS % LINE == 0 && LINES % 8 == 0);
-        // Pieces are permuted within eight, so that neither rows nor columns of them share banks.
-        static __device__ __forceinline__ u32 place(u32 to, u32 i) {
-            u32 line = threadIdx.x / LINE, part = threadIdx.x % LINE;
-            return to + (line * LINE + (part ^ line % 8) + i * THREADS) * 16;
-        }
-    };
-    // The thread's first piece of an operand that begins at `first` of its other dimension.
-    template <u32 WIDTH>
-    __device__ __forceinline__ const char* first_piece(const Operand& of, u32 first) const {
-        u32 line = threadIdx.x / Pieces<WIDTH>::LINE, part = threadIdx.x % Pieces<WIDTH>::LINE;
-        u32 y = (STRAIGHT ? k * BLOCK : first) + line,
-            x = (STRAIGHT ? first : k * BLOCK) + 8 * part;
-        return of.from + y * of.stride + 2 * x;
-    }
-    // The same, with zeros out of bounds.
-    template <u32 WIDTH>
-    __device__ __forceinline__ void copy_carefully(u32 to, const Operand& of, u32 first) const {
-        u32 line = threadIdx.x / Pieces<WIDTH>::LINE, part = threadIdx.x % Pieces<WIDTH>::LINE;
-        u32 y = (STRAIGHT ? k * BLOCK : first) + line,
-            x = (STRAIGHT ? first : k * BLOCK) + 8 * part;
-#pragma unroll 1
-        for (u32 i = 0; i < Pieces<WIDTH>::COUNT; ++i, y += Pieces<WIDTH>::LINES) {
-            u32 bytes = y < of.rows && x < of.columns ? 2 * min(of.columns - x, 8u) : 0;
-            const char* from = of.from + (bytes ? y * of.stride + 2 * x : 0);
-            u32 place = Pieces<WIDTH>::place(to, i);
-            if (wide) {
-                copy_async(place, from, bytes);
-            } else {
-                copy_half_async(place, from, min(bytes, 8u));
-                copy_half_async(place + 8, from + (bytes > 8 ? 8 : 0), bytes > 8 ? 8 : 0);
-            }
-        }
-    }
-    // In a tile that extends beyond the matrix, the last block replaces those that do not exist;
-    // their rows are not stored.
-    __device__ __forceinline__ u64 block_at(u32 i) const {
-        u32 block_rows = (work.m + BLOCK - 1) / BLOCK;
-        return u64(min(row / BLOCK + i, block_rows - 1)) * work.k_blocks + k;
-    }
-    __device__ __forceinline__ void copy_carefully() const {
-        copy_carefully<COLUMNS>(into, b, column);
-        if constexpr (DENSE) {
-            copy_carefully<ROWS>(into + A, a, row);
-        } else {
-#pragma unroll 1
-            for (u32 piece = threadIdx.x; piece < A_BYTES / 16; piece += THREADS)
-                copy_async(into + A + piece * 16,
-                           values + block_at(piece / 256) * VALUES + piece % 256 * 16, 16);
-            if (threadIdx.x < BLOCKS * 32)
-                copy_async(into + M + threadIdx.x * 16,
-                           metadata + block_at(threadIdx.x / 32) * METADATA + threadIdx.x % 32 * 16,
-                           16);
-        }
-    }
-
     __device__ __forceinline__ void enter(u32 unit_index) {
         index = unit_index;
-        quick = careful = false;
-        if (index >= units) return;
-        Unit unit = unit_of(work, index);
-        row = unit.row * ROWS, column = unit.column * COLUMNS, k = unit.begin, end = unit.end;
-        at_b = first_piece<COLUMNS>(b, column);
-        if constexpr (DENSE) {
-            at_a = first_piece<ROWS>(a, row);
-        } else {
-            at_a = values + block_at(threadIdx.x / 256) * VALUES + threadIdx.x % 256 * 16;
-            at_m = metadata + block_at(threadIdx.x / 32) * METADATA + threadIdx.x % 32 * 16;
+        if (index >= units || work.k_blocks == 0) {
+            // Zeros, which nobody reads.
+            k = 0, end = 0xffffffffu, blocks = 0, b.left = b.lines = a.left = a.lines = 0;
+            return;
         }
-        choose();
+        Unit unit = unit_of(work, index);
+        k = unit.begin, end = unit.end;
+        b.enter(unit.column * COLUMNS, k);
+        if constexpr (DENSE) {
+            a.enter(unit.row * ROWS, k);
+        } else {
+            u64 first = u64(unit.row * BLOCKS) * work.k_blocks + k;
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i)
+                at_values[i] = values + (first + u64(thread / 128 + i * THREADS / 128) * work.k_blocks) * VALUES + thread % 128 * 16;
+            at_metadata = metadata + (first + u64(thread / 32) * work.k_blocks) * METADATA + thread % 32 * 16;
+            blocks = (work.m + BLOCK - 1) / BLOCK - unit.row * BLOCKS;
+        }
     }
-    __device__ __forceinline__ void choose() {
-        u32 b_columns = STRAIGHT ? b.columns : b.rows, k_rows = STRAIGHT ? b.rows : b.columns;
-        quick = wide && row + (DENSE ? ROWS : ROWS - BLOCK + 1) <= work.m &&
-                column + COLUMNS <= b_columns && (k + 1) * BLOCK <= k_rows;
-        careful = !quick;
-    }
-
-    static constexpr u32 OF_B = Pieces<COLUMNS>::COUNT, OF_A = A_BYTES / 16 / THREADS;
-    static constexpr u32 COPIES = OF_B + OF_A + (DENSE ? 0 : 1);
-
     // One of COPIES copies that fill a stage.
     __device__ __forceinline__ void copy(u32 i) const {
-        if (i == 0 && careful) copy_carefully();
-        if (!quick) return;
-        if (i < OF_B) {
-            copy_async(Pieces<COLUMNS>::place(into, i),
-                       at_b + i * Pieces<COLUMNS>::LINES * b.stride, 16);
+        if (i < B_COPIES) {
+            b.copy(into, i);
         } else if constexpr (DENSE) {
-            copy_async(Pieces<ROWS>::place(into + A, i - OF_B),
-                       at_a + (i - OF_B) * Pieces<ROWS>::LINES * a.stride, 16);
-        } else if (i < OF_B + OF_A) {
-            u32 piece = (i - OF_B) * THREADS;
-            copy_async(into + A + (threadIdx.x + piece) * 16,
-                       at_a + u64(piece / 256) * work.k_blocks * VALUES + piece % 256 * 16, 16);
-        } else if (threadIdx.x < BLOCKS * 32) {
-            copy_async(into + M + threadIdx.x * 16, at_m, 16);
+            a.copy(into + A, i - B_COPIES);
+        } else if (i + 1 < COPIES) {
+            u32 pair = (i - B_COPIES) / 2, half = (i - B_COPIES) % 2 * 2048;
+            u32 block = thread / 128 + pair * THREADS / 128;
+            copy_async_if((pair + 1) * THREADS <= BLOCKS * 128 || block < BLOCKS,
+                          into + place_a + pair * THREADS * 32 + half, at_values[pair] + half,
+                          block < blocks ? 16 : 0);
+        } else {
+            copy_async_if(thread < BLOCKS * 32, into + place_m, at_metadata,
+                          thread / 32 < blocks ? 16 : 0);
         }
     }
-    __device__ __forceinline__ void copied() {
-        commit_copies();
+    __device__ __forceinline__ void advance() {
         into = after(into);
-        if (index >= units) return;
         if (++k == end) {
             enter(index + gridDim.x);
             return;
         }
-        at_b += STRAIGHT ? BLOCK * b.stride : 2 * BLOCK;
-        if (DENSE)
-            at_a += STRAIGHT ? BLOCK * a.stride : 2 * BLOCK;
-        else
-            at_a += VALUES, at_m += METADATA;
-        choose();
+        b.advance(k);
+        if constexpr (DENSE) a.advance(k);
+        else {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) at_values[i] += VALUES;
+            at_metadata += METADATA;
+        }
     }
 
     static constexpr u32 SLABS_OF_WARP = SLABS;
@@ -245,7 +249,7 @@ struct Mma {
 
     // Computes all tiles of this block; `store` takes the sums, an index and a unit.
     template <typename Store> __device__ __forceinline__ void run(Store store) {
-        u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp / WARP_COLUMNS,
+        u32 lane = thread % 32, warp = thread / 32, warp_row = warp / WARP_COLUMNS,
             warp_column = warp % WARP_COLUMNS;
         // Where this lane reads, from the beginning of a stage.
         u32 of_b = STRAIGHT ? lane * 2 * COLUMNS + ((warp_column * TILES) ^ (lane % 8)) * 16
@@ -260,11 +264,12 @@ struct Mma {
         else
             of_a = A + warp_row * SLABS * 1024 + lane * 16;
         u32 of_m = M + warp_row * SLABS * 128 + lane * 4;
+        of_a = kept(of_a), of_b = kept(of_b), of_m = kept(of_m);
         uint4 fa[2][SLABS][HALVES], fb[RING];
         u32 fm[SLABS], next[SLABS];
         auto read_b = [&](u32 stage, u32 position) {
             u32 step = position / TILES, tile = position % TILES;
-            u32 from = STRAIGHT ? ((stage + of_b) ^ (tile * 16)) + step * 64 * COLUMNS
+            u32 from = STRAIGHT ? ((stage + of_b) ^ (tile % 8 * 16)) + tile / 8 * 128 + step * 64 * COLUMNS
                                 : ((stage + of_b) ^ (step * 64)) + tile * 1024;
             fb[position % RING] = load_matrices<STRAIGHT>(from);
         };
@@ -285,17 +290,22 @@ struct Mma {
             if constexpr (!DENSE) next[slab] = load4(stage + of_m + slab * 128);
         };
 
-        enter(work.k_blocks == 0 ? units : blockIdx.x);
+        enter(blockIdx.x);
         into = ring;
 #pragma unroll 1
-        for (u32 stage = 0; stage < STAGES - 1; ++stage) {
+        for (u32 stage = 0; stage < STAGES - 2; ++stage) {
 #pragma unroll
             for (u32 i = 0; i < COPIES; ++i) copy(i);
-            copied();
+            commit_copies();
+            advance();
         }
         u32 at = ring;
-        wait_copies<STAGES - 2>();
+        wait_copies<STAGES - 3>();
         __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < COPIES; ++i) copy(i);
+        commit_copies();
+        advance();
 #pragma unroll
         for (u32 i = 0; i < AHEAD; ++i) read_b(at, i);
 #pragma unroll
@@ -309,23 +319,23 @@ struct Mma {
                 u32 following = after(at);
 #pragma unroll
                 for (u32 position = 0; position < POSITIONS; ++position) {
-                    // The stage before this one is free: all have read it.
-#pragma unroll
-                    for (u32 i = 0; i < COPIES; ++i)
-                        if (i * LAST / COPIES == position) copy(i);
-                    if (position == LAST) {
-                        copied();
-                        wait_copies<STAGES - 2>();
+                    if (position == SYNC) {
+                        // The next stage has arrived, and all have read the previous one.
+                        wait_copies<STAGES - 3>();
                         __syncthreads();
                     }
-                    if (position < LAST)
+#pragma unroll
+                    for (u32 i = 0; i < COPIES; ++i)
+                        if (SYNC + X_FIRST + i * X_BATCHES / COPIES * X_SPACING == position) copy(i);
+                    if (position == SYNC + X_FIRST + (X_BATCHES - 1) * X_SPACING) commit_copies();
+                    if (position + AHEAD < POSITIONS)
                         read_b(at, position + AHEAD);
                     else
                         read_b(following, position + AHEAD - POSITIONS);
 #pragma unroll
                     for (u32 i = 0; i < SLABS; ++i) {
                         if (i * (TILES - 2) / SLABS + 1 == position) read_a(at, 1, i);
-                        if (LAST + i * AHEAD / SLABS == position)
+                        if (SYNC + i * (POSITIONS - SYNC - 1) / SLABS == position)
                             read_a(following, 0, i), read_m(following, i);
                     }
                     uint4 y = fb[position % RING];
@@ -345,6 +355,7 @@ struct Mma {
 #pragma unroll
                 for (u32 i = 0; i < SLABS; ++i) fm[i] = next[i];
                 at = following;
+                advance();
             }
             store(d, unit_index, unit.row * ROWS + warp_row * SLABS * 16,
                   unit.column * COLUMNS + warp_column * TILES * 8);
@@ -353,87 +364,87 @@ struct Mma {
 };
 
 // Stores bf16, transposed: 16 SLABS rows and 2 N columns of D that begin at row, column. A lane has
-// eight features of every fourth token. Unless rows are wide, they are only aligned for four.
+// eight features of every fourth token, or four of the last 16 if SLABS is odd.
 template <u32 SLABS, u32 N>
 __device__ __forceinline__ void store_transposed(const float (&x)[SLABS][N], u32 row, u32 column,
                                                  const float* bias, char* d, u64 stride, u32 m,
-                                                 u32 n, bool wide) {
+                                                 u32 n) {
+    constexpr u32 COUNT = 2 * SLABS, TOKENS = 2;
     u32 lane = threadIdx.x % 32, own = row + lane / 4;
-    float added[2 * SLABS];
+    float added[COUNT];
 #pragma unroll
-    for (u32 i = 0; i < 2 * SLABS; ++i)
+    for (u32 i = 0; i < COUNT; ++i)
         added[i] = bias && own + 8 * i < m ? bias[own + 8 * i] : 0.0f;
 #pragma unroll
-    for (u32 j = 0; j < N; j += 4) {
-        u32 token = column + 2 * j + lane / 4;
-        char* line = d + token * stride;
+    for (u32 first = 0; first < N; first += 4 * TOKENS) {
+        u32 y[TOKENS][COUNT];
 #pragma unroll
-        for (u32 i = 0; i < 2 * SLABS; i += 4) {
-            u32 y[4];
+        for (u32 j = 0; j < TOKENS; ++j)
 #pragma unroll
-            for (u32 l = 0; l < 4; ++l) {
-                const float* z = &x[(i + l) / 2][j + l % 2 * 2];
-                y[l] = transposed_matrix(narrow_pair(z[0] + added[i + l], z[1] + added[i + l]));
+            for (u32 i = 0; i < COUNT; ++i) {
+                const float* z = &x[i / 2][first + 4 * j + i % 2 * 2];
+                y[j][i] = transposed_matrix(narrow_pair(z[0] + added[i], z[1] + added[i]));
             }
-            // Four lanes transpose what they have of one token: 2 of each 8 of 32 features.
+        // Four lanes transpose what they have of one token: 2 of each 8 features.
 #pragma unroll
-            for (u32 apart = 1; apart < 4; apart *= 2) {
-                bool odd = lane & apart;
+        for (u32 apart = 1; apart < 4; apart *= 2) {
+            bool odd = lane & apart;
 #pragma unroll
-                for (u32 l = 0; l < 4; ++l) {
-                    if (l & apart) continue;
-                    u32 take = __shfl_xor_sync(0xffffffffu, odd ? y[l] : y[l + apart], apart);
-                    if (odd) y[l] = take;
-                    else y[l + apart] = take;
+            for (u32 j = 0; j < TOKENS; ++j)
+#pragma unroll
+                for (u32 i = 0; i < COUNT; ++i) {
+                    if (i & apart || i + apart >= COUNT) continue;
+                    u32 &low = y[j][i], &high = y[j][i + apart];
+                    u32 take = __shfl_xor_sync(0xffffffffu, odd ? low : high, apart);
+                    if (odd) low = take;
+                    else high = take;
                 }
-            }
-            u32 feature = row + 8 * i + lane % 4 * 8;
-            if (token >= n || feature >= m) continue;
-            char* to = line + 2 * feature;
-            if (wide && feature + 4 < m) {
-                *reinterpret_cast<uint4*>(to) = make_uint4(y[0], y[1], y[2], y[3]);
-            } else {
-                *reinterpret_cast<uint2*>(to) = make_uint2(y[0], y[1]);
-                if (feature + 4 < m)
-                    *reinterpret_cast<uint2*>(to + 8) = make_uint2(y[2], y[3]);
+        }
+#pragma unroll
+        for (u32 j = 0; j < TOKENS; ++j) {
+            u32 token = column + 2 * first + 8 * j + lane / 4;
+            char* line = d + token * stride;
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i += 4) {
+                bool four = i + 4 <= COUNT;
+                u32 feature = row + 8 * i + (four ? lane % 4 * 8 : lane % 2 * 8 + lane % 4 / 2 * 4);
+                if (token >= n || feature >= m) continue;
+                if (four)
+                    *reinterpret_cast<uint4*>(line + 2 * feature) =
+                        make_uint4(y[j][i], y[j][i + 1], y[j][(i + 2) % COUNT], y[j][(i + 3) % COUNT]);
+                else
+                    *reinterpret_cast<uint2*>(line + 2 * feature) = make_uint2(y[j][i], y[j][i + 1]);
             }
         }
     }
 }
 
-// Whether rows at these addresses, so many bytes apart, are all 16-byte aligned.
-__device__ __forceinline__ bool all_wide(const Operand& a, const Operand& b, const void* d,
-                                         u64 d_bytes) {
-    return ((u64(a.from) | a.stride | u64(b.from) | b.stride | u64(d) | d_bytes) & 15) == 0;
-}
-
 template <typename Product>
-__device__ __forceinline__ void product_transposed(Operand a, Operand b, const char* values,
-                                                   const char* metadata, const float* bias,
-                                                   float4* partial, char* d, u64 d_stride,
-                                                   const Work& work) {
+__device__ __forceinline__ void product_transposed(const Operand& a, const Operand& b,
+                                                   const char* values, const char* metadata,
+                                                   const float* bias, float4* partial, char* d,
+                                                   u64 d_stride, const Work& work) {
     extern __shared__ __align__(128) unsigned char memory[];
-    bool wide = all_wide(a, b, d, 2 * d_stride);
-    Product product{work, a, b, values, metadata, wide, shared_address(memory), units_of(work)};
+    Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
     product.run([&](auto& x, u32 index, u32 row, u32 column) {
         if (index < work.whole)
-            store_transposed(x, row, column, bias, d, 2 * d_stride, work.m, work.n, wide);
+            store_transposed(x, row, column, bias, d, 2 * d_stride, work.m, work.n);
         else
             product.store_part(x, partial, index, row, column);
     });
 }
 template <typename Product>
-__device__ __forceinline__ void product_straight(Operand a, Operand b, const char* values,
-                                                 const char* metadata, float4* partial,
-                                                 const Rows& to, const Work& work) {
+__device__ __forceinline__ void product_straight(const Operand& a, const Operand& b,
+                                                 const char* values, const char* metadata,
+                                                 float4* partial, const Rows& to,
+                                                 const Work& work) {
     extern __shared__ __align__(128) unsigned char memory[];
-    bool wide = all_wide(a, b, to.d, 4 * to.stride);
-    Product product{work, a, b, values, metadata, wide, shared_address(memory), units_of(work)};
+    Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
     product.run([&](auto& x, u32 index, u32 row, u32 column) {
         if (index < work.whole) {
 #pragma unroll
             for (u32 i = 0; i < Product::SLABS_OF_WARP; ++i)
-                store_straight(x[i], row + 16 * i, column, to, work.m, work.n, wide);
+                store_straight(x[i], row + 16 * i, column, to, work.m, work.n);
         } else {
             product.store_part(x, partial, index, row, column);
         }

@@ -27,16 +27,16 @@ struct Unit {
 };
 
 __device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
-    u32 tile = index, part = 0, parts = 1;
+    u32 tile = index, begin = 0, end = work.k_blocks;
     if (index >= work.whole) {
-        parts = work.parts;
-        tile = work.whole + (index - work.whole) / parts;
-        part = (index - work.whole) % parts;
+        u32 part = (index - work.whole) % work.parts;
+        tile = work.whole + (index - work.whole) / work.parts;
+        end = work.k_blocks * (part + 1) / work.parts;
+        begin = work.k_blocks * part / work.parts;
     }
     u32 sweep = tile / (work.sweep * work.columns), within = tile % (work.sweep * work.columns);
     u32 high = min(work.sweep, work.rows - sweep * work.sweep);
-    return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts,
-            work.k_blocks * (part + 1) / parts};
+    return {sweep * work.sweep + within % high, within / high, begin, end};
 }
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) {
