@@ -32,6 +32,10 @@ template <int N> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+__device__ __forceinline__ void store4(u32 shared, u32 x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
+}
+
 // Four 8x8 matrices of bf16: lane l gives the address of row l%8 of matrix l/8, and has two
 // elements of row l/4 of each, or, if they are transposed, of column l/4.
 template <bool TRANSPOSED> __device__ __forceinline__ uint4 load_matrices(u32 from) {
@@ -166,8 +170,7 @@ struct Mma {
     OfB b;
     OfA a;
     u32 index, k, end, into;
-    static constexpr u32 PAIRS = (A_BYTES / 32 + THREADS - 1) / THREADS;
-    const char *at_values[PAIRS], *at_metadata;
+    const char *at_values, *at_metadata;
     u32 blocks;  // that exist from the first of the tile
 
     __device__ __forceinline__ Mma(const Work& work, const Operand& a, const Operand& b,
@@ -192,9 +195,7 @@ struct Mma {
             a.enter(unit.row * ROWS, k);
         } else {
             u64 first = u64(unit.row * BLOCKS) * work.k_blocks + k;
-#pragma unroll
-            for (u32 i = 0; i < PAIRS; ++i)
-                at_values[i] = values + (first + u64(thread / 128 + i * THREADS / 128) * work.k_blocks) * VALUES + thread % 128 * 16;
+            at_values = values + (first + u64(thread / 128) * work.k_blocks) * VALUES + thread % 128 * 16;
             at_metadata = metadata + (first + u64(thread / 32) * work.k_blocks) * METADATA + thread % 32 * 16;
             blocks = (work.m + BLOCK - 1) / BLOCK - unit.row * BLOCKS;
         }
@@ -209,7 +210,7 @@ struct Mma {
             u32 pair = (i - B_COPIES) / 2, half = (i - B_COPIES) % 2 * 2048;
             u32 block = thread / 128 + pair * THREADS / 128;
             copy_async_if((pair + 1) * THREADS <= BLOCKS * 128 || block < BLOCKS,
-                          into + place_a + pair * THREADS * 32 + half, at_values[pair] + half,
+                          into + place_a + pair * THREADS * 32 + half, at_values + pair * (THREADS / 128) * u64(work.k_blocks) * VALUES + half,
                           block < blocks ? 16 : 0);
         } else {
             copy_async_if(thread < BLOCKS * 32, into + place_m, at_metadata,
@@ -218,17 +219,11 @@ struct Mma {
     }
     __device__ __forceinline__ void advance() {
         into = after(into);
-        if (++k == end) {
-            enter(index + gridDim.x);
-            return;
-        }
+        ++k;
         b.advance(k);
         if constexpr (DENSE) a.advance(k);
-        else {
-#pragma unroll
-            for (u32 i = 0; i < PAIRS; ++i) at_values[i] += VALUES;
-            at_metadata += METADATA;
-        }
+        at_values += VALUES, at_metadata += METADATA;
+        if (k == end) enter(index + gridDim.x);
     }
 
     static constexpr u32 SLABS_OF_WARP = SLABS;
@@ -314,6 +309,7 @@ struct Mma {
         for (u32 unit_index = blockIdx.x; unit_index < units; unit_index += gridDim.x) {
             Unit unit = unit_of(work, unit_index);
             float d[SLABS][4 * TILES] = {};
+            u32 last = at;
 #pragma unroll 1
             for (u32 left = unit.end - unit.begin; left > 0; --left) {
                 u32 following = after(at);
@@ -354,67 +350,53 @@ struct Mma {
                 }
 #pragma unroll
                 for (u32 i = 0; i < SLABS; ++i) fm[i] = next[i];
-                at = following;
+                last = at, at = following;
                 advance();
             }
-            store(d, unit_index, unit.row * ROWS + warp_row * SLABS * 16,
+            store(d, last, unit_index, unit.row * ROWS + warp_row * SLABS * 16,
                   unit.column * COLUMNS + warp_column * TILES * 8);
         }
     }
 };
 
-// Stores bf16, transposed: 16 SLABS rows and 2 N columns of D that begin at row, column. A lane has
-// eight features of every fourth token, or four of the last 16 if SLABS is odd.
+// Stores bf16, transposed: 16 SLABS rows and 2 N columns of D that begin at row, column, through
+// shared memory of the warp.
+template <u32 SLABS> constexpr u32 PITCH = 32 * SLABS + 16;
+constexpr u32 TOKENS = 16;
 template <u32 SLABS, u32 N>
-__device__ __forceinline__ void store_transposed(const float (&x)[SLABS][N], u32 row, u32 column,
-                                                 const float* bias, char* d, u64 stride, u32 m,
-                                                 u32 n) {
-    constexpr u32 COUNT = 2 * SLABS, TOKENS = 2;
+__device__ __forceinline__ void store_transposed(const float (&x)[SLABS][N], u32 shared, u32 row,
+                                                 u32 column, const float* bias, char* d, u64 stride,
+                                                 u32 m, u32 n) {
+    constexpr u32 PIECES = 2 * SLABS;
     u32 lane = threadIdx.x % 32, own = row + lane / 4;
-    float added[COUNT];
+    float added[PIECES];
 #pragma unroll
-    for (u32 i = 0; i < COUNT; ++i)
+    for (u32 i = 0; i < PIECES; ++i)
         added[i] = bias && own + 8 * i < m ? bias[own + 8 * i] : 0.0f;
+    u32 to = shared + lane / 4 * PITCH<SLABS> + lane % 4 * 4;
 #pragma unroll
-    for (u32 first = 0; first < N; first += 4 * TOKENS) {
-        u32 y[TOKENS][COUNT];
+    for (u32 first = 0; first < N; first += TOKENS / 2) {
+        __syncwarp();
 #pragma unroll
-        for (u32 j = 0; j < TOKENS; ++j)
+        for (u32 j = 0; j < TOKENS / 8; ++j)
 #pragma unroll
-            for (u32 i = 0; i < COUNT; ++i) {
+            for (u32 i = 0; i < PIECES; ++i) {
                 const float* z = &x[i / 2][first + 4 * j + i % 2 * 2];
-                y[j][i] = transposed_matrix(narrow_pair(z[0] + added[i], z[1] + added[i]));
+                store4(to + j * 8 * PITCH<SLABS> + i * 16,
+                       transposed_matrix(narrow_pair(z[0] + added[i], z[1] + added[i])));
             }
-        // Four lanes transpose what they have of one token: 2 of each 8 features.
+        __syncwarp();
 #pragma unroll
-        for (u32 apart = 1; apart < 4; apart *= 2) {
-            bool odd = lane & apart;
-#pragma unroll
-            for (u32 j = 0; j < TOKENS; ++j)
-#pragma unroll
-                for (u32 i = 0; i < COUNT; ++i) {
-                    if (i & apart || i + apart >= COUNT) continue;
-                    u32 &low = y[j][i], &high = y[j][i + apart];
-                    u32 take = __shfl_xor_sync(0xffffffffu, odd ? low : high, apart);
-                    if (odd) low = take;
-                    else high = take;
-                }
-        }
-#pragma unroll
-        for (u32 j = 0; j < TOKENS; ++j) {
-            u32 token = column + 2 * first + 8 * j + lane / 4;
-            char* line = d + token * stride;
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i += 4) {
-                bool four = i + 4 <= COUNT;
-                u32 feature = row + 8 * i + (four ? lane % 4 * 8 : lane % 2 * 8 + lane % 4 / 2 * 4);
-                if (token >= n || feature >= m) continue;
-                if (four)
-                    *reinterpret_cast<uint4*>(line + 2 * feature) =
-                        make_uint4(y[j][i], y[j][i + 1], y[j][(i + 2) % COUNT], y[j][(i + 3) % COUNT]);
-                else
-                    *reinterpret_cast<uint2*>(line + 2 * feature) = make_uint2(y[j][i], y[j][i + 1]);
-            }
+        for (u32 i = 0; i < TOKENS * PIECES / 32; ++i) {
+            u32 token = (lane + 32 * i) / PIECES, piece = (lane + 32 * i) % PIECES;
+            uint4 y = load16(shared + token * PITCH<SLABS> + piece * 16);
+            u32 at = column + 2 * first + token, feature = row + 8 * piece;
+            if (at >= n || feature >= m) continue;
+            char* line = d + at * stride + 2 * feature;
+            if (feature + 4 < m)
+                *reinterpret_cast<uint4*>(line) = y;
+            else
+                *reinterpret_cast<uint2*>(line) = make_uint2(y.x, y.y);
         }
     }
 }
@@ -426,9 +408,11 @@ __device__ __forceinline__ void product_transposed(const Operand& a, const Opera
                                                    u64 d_stride, const Work& work) {
     extern __shared__ __align__(128) unsigned char memory[];
     Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
-    product.run([&](auto& x, u32 index, u32 row, u32 column) {
+    product.run([&](auto& x, u32 stage, u32 index, u32 row, u32 column) {
+        // All warps have read the last stage, which nothing replaces before the next barrier.
+        __syncthreads();
         if (index < work.whole)
-            store_transposed(x, row, column, bias, d, 2 * d_stride, work.m, work.n);
+            store_transposed(x, stage + threadIdx.x / 32 * TOKENS * PITCH<Product::SLABS_OF_WARP>, row, column, bias, d, 2 * d_stride, work.m, work.n);
         else
             product.store_part(x, partial, index, row, column);
     });
@@ -440,7 +424,7 @@ __device__ __forceinline__ void product_straight(const Operand& a, const Operand
                                                  const Work& work) {
     extern __shared__ __align__(128) unsigned char memory[];
     Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
-    product.run([&](auto& x, u32 index, u32 row, u32 column) {
+    product.run([&](auto& x, u32, u32 index, u32 row, u32 column) {
         if (index < work.whole) {
 #pragma unroll
             for (u32 i = 0; i < Product::SLABS_OF_WARP; ++i)
