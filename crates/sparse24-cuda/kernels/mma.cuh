@@ -1,27 +1,25 @@
 // Products on the tensor cores that every supported GPU has: mma.sp of a 2:4 operand, or mma of a
 // dense one for comparison.
 //
-// A block of eight warps computes a tile of 256 rows and COLUMNS columns of D. Threads copy A and B
-// to a ring of stages in shared memory, 64 long along k, while warps multiply those that arrived.
-// A warp has a part of the tile and reads its operands from shared memory to registers just before
-// they are needed: eight columns of B at a time, for all its rows of A. Blocks are persistent: the
-// first stages of the next tile are copied while the last one is multiplied and stored.
+// A block computes tiles of D. Its threads copy A and B to a ring of stages in shared memory, 64
+// long along k, while its warps multiply those that arrived. A warp has a part of the tile and
+// reads its operands from shared memory just before it needs them: eight columns of B at a time,
+// for all its rows of A. Blocks are persistent: the first stages of the next tile are copied while
+// the last one is multiplied and stored.
+//
+// What the loop over stages needs is kept in registers and copied in one batch behind the barrier:
+// a few instructions more between the products cost a tenth of the speed.
 #pragma once
 #include "spmm24.cuh"
 
-// Values that the compiler keeps instead of computing them again where they are needed.
+// A value that the compiler keeps instead of computing it again where it is needed.
 __device__ __forceinline__ u32 kept(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-
-__device__ __forceinline__ void copy_async(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_async_if(bool yes, u32 to, const void* from, u32 bytes) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], "
-                 "16, %2;}" ::"r"(to), "l"(from), "r"(bytes), "r"(u32(yes))
+__device__ __forceinline__ void copy_async(bool wanted, u32 to, const void* from) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], "
+                 "16;}" ::"r"(to), "l"(from), "r"(u32(wanted))
                  : "memory");
 }
 __device__ __forceinline__ void commit_copies() {
@@ -31,7 +29,6 @@ __device__ __forceinline__ void commit_copies() {
 template <int N> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-
 __device__ __forceinline__ void store4(u32 shared, u32 x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
@@ -78,18 +75,20 @@ __device__ __forceinline__ void mma_dense(float* d, uint4 a, u32 b, u32 c) {
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b), "r"(c));
 }
 
-// A dense operand in memory: rows of k, or rows of its other dimension.
+// A dense operand in memory: rows of k if it is STRAIGHT, or rows of its other dimension.
 struct Operand {
     const char* from;
     u64 stride;         // of rows, in bytes
-    u32 rows, columns;  // that exist; the others count as zeros
+    u32 rows, columns;  // that exist
 };
 
 // What a thread copies of a dense operand: pieces of 16 bytes of a square of 64 elements along k and
-// WIDTH along the other dimension, one of which is contiguous: in lines.
+// WIDTH along the other dimension, one of which is contiguous: in lines. Pieces that do not exist
+// are not copied.
 template <bool STRAIGHT, u32 WIDTH, u32 THREADS> struct Pieces {
     static constexpr u32 LINE = STRAIGHT ? WIDTH / 8 : 8, COUNT = 8 * WIDTH / THREADS,
                          LINES = THREADS / LINE;  // from one piece of a thread to the next
+    static constexpr int NONE = -(1 << 30);           // stays negative along any k
     const Operand& of;
     u32 line, x, place;
     const char* at[COUNT];
@@ -99,18 +98,20 @@ template <bool STRAIGHT, u32 WIDTH, u32 THREADS> struct Pieces {
         : of(operand), line(thread / LINE), x(thread % LINE * 8),
           // Pieces are permuted within eight, so that neither rows nor columns share banks.
           place(kept((line * LINE + (thread % LINE ^ line % 8)) * 16)) {}
+
     // Goes to a tile that begins at `first` of its other dimension.
     __device__ __forceinline__ void enter(u32 first, u32 k) {
         static_assert(THREADS % LINE == 0 && LINES % 8 == 0);
         u32 y = (STRAIGHT ? k * BLOCK : first) + line, z = (STRAIGHT ? first : k * BLOCK) + x;
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) at[i] = of.from + (y + i * LINES) * of.stride + 2 * z;
-        lines = int(of.rows - y);
-        if (STRAIGHT && z >= of.columns) lines = int(0x80000000u);
+        lines = STRAIGHT && z >= of.columns ? NONE : int(of.rows - y);
         limit(k);
     }
+    // No more tiles.
+    __device__ __forceinline__ void stop() { lines = left = NONE; }
     __device__ __forceinline__ void limit(u32 k) {
-        left = STRAIGHT || k * BLOCK + x < of.columns ? lines : 0;
+        left = STRAIGHT || k * BLOCK + x < of.columns ? lines : NONE;
     }
     __device__ __forceinline__ void advance(u32 k) {
 #pragma unroll
@@ -118,65 +119,56 @@ template <bool STRAIGHT, u32 WIDTH, u32 THREADS> struct Pieces {
         if (STRAIGHT) lines -= BLOCK;
         limit(k);
     }
-    __device__ __forceinline__ void copy(u32 to, u32 i) const {
-        copy_async(to + place + i * THREADS * 16, at[i],
-                   int(i * LINES) < left ? 16 : 0);
+    __device__ __forceinline__ void copy(u32 to) const {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i)
+            copy_async(int(i * LINES) < left, to + place + i * THREADS * 16, at[i]);
+    }
+    // Writes zeros from element `tail` along k on.
+    __device__ __forceinline__ void end(u32 stage, u32 tail) const {
+#pragma unroll
+        for (u32 i = 0; i < 4 * COUNT; ++i) {
+            u32 k = STRAIGHT ? line + i / 4 * LINES : x + i % 4 * 2;
+            if (k >= tail) store4(stage + place + i / 4 * THREADS * 16 + i % 4 * 4, 0);
+        }
     }
 };
 
-#ifndef X_SYNC
-#define X_SYNC 8
-#endif
-#ifndef X_AHEAD
-#define X_AHEAD 2
-#endif
-#ifndef X_BATCHES
-#define X_BATCHES 3
-#endif
-#ifndef X_SPACING
-#define X_SPACING 2
-#endif
-#ifndef X_FIRST
-#define X_FIRST 1
-#endif
 template <Form FORM, bool DENSE, u32 WARP_ROWS, u32 WARP_COLUMNS, u32 SLABS, u32 TILES, u32 STAGES>
 struct Mma {
     static constexpr bool STRAIGHT = FORM == Form::Straight;
-    static constexpr u32 WARPS = WARP_ROWS * WARP_COLUMNS, THREADS = 32 * WARPS;
+    static constexpr u32 THREADS = 32 * WARP_ROWS * WARP_COLUMNS;
     static constexpr u32 ROWS = 16 * SLABS * WARP_ROWS, COLUMNS = 8 * TILES * WARP_COLUMNS;
     static constexpr u32 BLOCKS = ROWS / BLOCK;
     // A stage: B, A and the metadata of A.
-    static constexpr u32 B_BYTES = 128 * COLUMNS, A_BYTES = (DENSE ? 128 : 64) * ROWS;
-    static constexpr u32 A = B_BYTES, M = A + A_BYTES;
+    static constexpr u32 A = 128 * COLUMNS, M = A + (DENSE ? 128 : 64) * ROWS;
     static constexpr u32 STAGE = M + (DENSE ? 0 : METADATA * BLOCKS), BYTES = STAGES * STAGE;
     // Registers of A for 32 along k.
     static constexpr u32 HALVES = DENSE ? 2 : 1;
-    // A stage is multiplied in POSITIONS: eight columns by 32 along k. B is read AHEAD of them.
-    static constexpr u32 POSITIONS = 2 * TILES, AHEAD = X_AHEAD, RING = 4;
-    // Where the next stage must have arrived.
-    static constexpr u32 SYNC = TILES * X_SYNC / 8;
-    static_assert(SYNC >= TILES && SYNC + AHEAD <= POSITIONS);
-
-    using OfB = Pieces<STRAIGHT, COLUMNS, THREADS>;
-    using OfA = Pieces<STRAIGHT, ROWS, THREADS>;
-    static constexpr u32 B_COPIES = OfB::COUNT,
-                         COPIES = B_COPIES + (DENSE ? OfA::COUNT : 2 * ((A_BYTES / 32 + THREADS - 1) / THREADS) + 1);
+    // A stage is multiplied in POSITIONS: eight columns by 32 along k. B is read AHEAD of them. At
+    // position SYNC the next stage must have arrived.
+    static constexpr u32 POSITIONS = 2 * TILES, AHEAD = 2, RING = 4, SYNC = POSITIONS * 3 / 4;
+    // Of the transposed result, tokens that a warp stores at once, and bytes from one to the next:
+    // an odd number of 16, so that eight tokens have different banks.
+    static constexpr u32 TOKENS = 16, PITCH = 32 * SLABS + 16;
+    static_assert(WARP_ROWS * WARP_COLUMNS * TOKENS * PITCH <= STAGE);
 
     const Work& work;
     const char *values, *metadata;
     u32 thread, ring, units, place_a, place_m;
 
     // The stage that is copied next.
-    OfB b;
-    OfA a;
-    u32 index, k, end, into;
+    Pieces<STRAIGHT, COLUMNS, THREADS> b;
+    Pieces<STRAIGHT, ROWS, THREADS> a;  // if it is dense
+    u32 index, k, last, into;
     const char *at_values, *at_metadata;
     u32 blocks;  // that exist from the first of the tile
 
     __device__ __forceinline__ Mma(const Work& work, const Operand& a, const Operand& b,
                                    const char* values, const char* metadata, u32 thread, u32 ring)
         : work(work), values(values), metadata(metadata), thread(thread), ring(ring),
-          units(units_of(work)), place_a(kept(A + thread / 128 * VALUES + thread % 128 * 16)), place_m(kept(M + thread * 16)), b(b, thread), a(a, thread) {}
+          units(units_of(work)), place_a(kept(A + thread / 128 * VALUES + thread % 128 * 16)),
+          place_m(kept(M + thread * 16)), b(b, thread), a(a, thread) {}
 
     __device__ __forceinline__ u32 after(u32 stage) const {
         return stage + STAGE == ring + BYTES ? ring : stage + STAGE;
@@ -184,65 +176,56 @@ struct Mma {
     __device__ __forceinline__ void enter(u32 unit_index) {
         index = unit_index;
         if (index >= units || work.k_blocks == 0) {
-            // Zeros, which nobody reads.
-            k = 0, end = 0xffffffffu, blocks = 0, b.left = b.lines = a.left = a.lines = 0;
+            k = 0, last = 0xffffffffu, blocks = 0;
+            b.stop(), a.stop();
             return;
         }
         Unit unit = unit_of(work, index);
-        k = unit.begin, end = unit.end;
+        k = unit.begin, last = unit.end;
         b.enter(unit.column * COLUMNS, k);
         if constexpr (DENSE) {
             a.enter(unit.row * ROWS, k);
         } else {
             u64 first = u64(unit.row * BLOCKS) * work.k_blocks + k;
-            at_values = values + (first + u64(thread / 128) * work.k_blocks) * VALUES + thread % 128 * 16;
-            at_metadata = metadata + (first + u64(thread / 32) * work.k_blocks) * METADATA + thread % 32 * 16;
-            blocks = (work.m + BLOCK - 1) / BLOCK - unit.row * BLOCKS;
+            at_values = values + (first + u64(thread / 128) * work.k_blocks) * VALUES +
+                        thread % 128 * 16;
+            at_metadata = metadata + (first + u64(thread / 32) * work.k_blocks) * METADATA +
+                          thread % 32 * 16;
+            blocks = min((work.m + BLOCK - 1) / BLOCK - unit.row * BLOCKS, BLOCKS);
         }
     }
-    // One of COPIES copies that fill a stage.
-    __device__ __forceinline__ void copy(u32 i) const {
-        if (i < B_COPIES) {
-            b.copy(into, i);
-        } else if constexpr (DENSE) {
-            a.copy(into + A, i - B_COPIES);
-        } else if (i + 1 < COPIES) {
-            u32 pair = (i - B_COPIES) / 2, half = (i - B_COPIES) % 2 * 2048;
-            u32 block = thread / 128 + pair * THREADS / 128;
-            copy_async_if((pair + 1) * THREADS <= BLOCKS * 128 || block < BLOCKS,
-                          into + place_a + pair * THREADS * 32 + half, at_values + pair * (THREADS / 128) * u64(work.k_blocks) * VALUES + half,
-                          block < blocks ? 16 : 0);
+    // Begins to copy a stage, and goes to the next. Rows beyond the operands keep what was in shared
+    // memory: they only affect elements of D that do not exist.
+    __device__ __forceinline__ void copy() {
+        b.copy(into);
+        if constexpr (DENSE) {
+            a.copy(into + A);
         } else {
-            copy_async_if(thread < BLOCKS * 32, into + place_m, at_metadata,
-                          thread / 32 < blocks ? 16 : 0);
+            // Half of a block is 128 pieces.
+            constexpr u32 STEP = THREADS / 128;
+#pragma unroll
+            for (u32 i = 0; i < BLOCKS; i += STEP)
+#pragma unroll
+                for (u32 half = 0; half < VALUES; half += VALUES / 2)
+                    copy_async(thread / 128 + i < blocks, into + place_a + i * VALUES + half,
+                               at_values + i * u64(work.k_blocks) * VALUES + half);
+            copy_async(thread / 32 < blocks, into + place_m, at_metadata);
         }
+        commit_copies();
     }
     __device__ __forceinline__ void advance() {
         into = after(into);
         ++k;
         b.advance(k);
-        if constexpr (DENSE) a.advance(k);
-        at_values += VALUES, at_metadata += METADATA;
-        if (k == end) enter(index + gridDim.x);
+        if constexpr (DENSE)
+            a.advance(k);
+        else
+            at_values += VALUES, at_metadata += METADATA;
+        if (k == last) enter(index + gridDim.x);
     }
 
-    static constexpr u32 SLABS_OF_WARP = SLABS;
-    // Stores the sums of a part.
-    __device__ __forceinline__ void store_part(const float (&x)[SLABS][4 * TILES], float4* partial,
-                                               u32 index, u32 at_row, u32 at_column) const {
-#pragma unroll
-        for (u32 i = 0; i < SLABS; ++i) {
-            float4* part =
-                part_of(partial, work, index, at_row % ROWS / 16 + i, COLUMNS) +
-                at_column % COLUMNS / 8 * 128;
-#pragma unroll
-            for (u32 j = 0; j < TILES; ++j)
-                part[j * 128] = make_float4(x[i][4 * j], x[i][4 * j + 1], x[i][4 * j + 2],
-                                            x[i][4 * j + 3]);
-        }
-    }
-
-    // Computes all tiles of this block; `store` takes the sums, an index and a unit.
+    // Computes all tiles of this block; `store` takes the sums, memory for it in shared memory that
+    // is free until the next barrier, an index, a row and a column.
     template <typename Store> __device__ __forceinline__ void run(Store store) {
         u32 lane = thread % 32, warp = thread / 32, warp_row = warp / WARP_COLUMNS,
             warp_column = warp % WARP_COLUMNS;
@@ -250,21 +233,18 @@ struct Mma {
         u32 of_b = STRAIGHT ? lane * 2 * COLUMNS + ((warp_column * TILES) ^ (lane % 8)) * 16
                             : (warp_column * TILES * 8 + lane % 8) * 128 +
                                   (lane / 8 ^ lane % 8) * 16;
-        u32 of_a;
-        if (DENSE)
-            of_a = A + (STRAIGHT ? (lane / 16 * 8 + lane % 8) * 2 * ROWS +
-                                       ((warp_row * SLABS * 2 + lane / 8 % 2) ^ lane % 8) * 16
-                                 : (warp_row * SLABS * 16 + lane % 16) * 128 +
-                                       (lane / 16 ^ lane % 8) * 16);
-        else
-            of_a = A + warp_row * SLABS * 1024 + lane * 16;
-        u32 of_m = M + warp_row * SLABS * 128 + lane * 4;
-        of_a = kept(of_a), of_b = kept(of_b), of_m = kept(of_m);
+        u32 of_a = !DENSE     ? warp_row * SLABS * 1024 + lane * 16
+                   : STRAIGHT ? (lane / 16 * 8 + lane % 8) * 2 * ROWS +
+                                    ((warp_row * SLABS * 2 + lane / 8 % 2) ^ lane % 8) * 16
+                              : (warp_row * SLABS * 16 + lane % 16) * 128 +
+                                    (lane / 16 ^ lane % 8) * 16;
+        u32 of_m = kept(M + warp_row * SLABS * 128 + lane * 4);
+        of_a = kept(A + of_a), of_b = kept(of_b);
         uint4 fa[2][SLABS][HALVES], fb[RING];
         u32 fm[SLABS], next[SLABS];
         auto read_b = [&](u32 stage, u32 position) {
             u32 step = position / TILES, tile = position % TILES;
-            u32 from = STRAIGHT ? ((stage + of_b) ^ (tile % 8 * 16)) + tile / 8 * 128 + step * 64 * COLUMNS
+            u32 from = STRAIGHT ? ((stage + of_b) ^ (tile * 16)) + step * 64 * COLUMNS
                                 : ((stage + of_b) ^ (step * 64)) + tile * 1024;
             fb[position % RING] = load_matrices<STRAIGHT>(from);
         };
@@ -288,30 +268,31 @@ struct Mma {
         enter(blockIdx.x);
         into = ring;
 #pragma unroll 1
-        for (u32 stage = 0; stage < STAGES - 2; ++stage) {
-#pragma unroll
-            for (u32 i = 0; i < COPIES; ++i) copy(i);
-            commit_copies();
-            advance();
-        }
+        for (u32 stage = 0; stage < STAGES - 1; ++stage) copy(), advance();
         u32 at = ring;
-        wait_copies<STAGES - 3>();
+        wait_copies<STAGES - 2>();
         __syncthreads();
-#pragma unroll
-        for (u32 i = 0; i < COPIES; ++i) copy(i);
-        commit_copies();
-        advance();
 #pragma unroll
         for (u32 i = 0; i < AHEAD; ++i) read_b(at, i);
 #pragma unroll
         for (u32 i = 0; i < SLABS; ++i) read_a(at, 0, i), read_m(at, i), fm[i] = next[i];
+        u32 tail = (STRAIGHT ? b.of.rows : b.of.columns) % BLOCK;
 #pragma unroll 1
         for (u32 unit_index = blockIdx.x; unit_index < units; unit_index += gridDim.x) {
             Unit unit = unit_of(work, unit_index);
             float d[SLABS][4 * TILES] = {};
-            u32 last = at;
+            u32 free = at;
 #pragma unroll 1
             for (u32 left = unit.end - unit.begin; left > 0; --left) {
+                if (left == 1 && tail > 0 && unit.end == work.k_blocks) {
+                    // The last stage along k has elements that do not exist: zeros, lest zeros of A
+                    // are multiplied by NaN.
+                    __syncthreads();
+                    b.end(at, tail);
+                    __syncthreads();
+#pragma unroll
+                    for (u32 i = 0; i < AHEAD; ++i) read_b(at, i);
+                }
                 u32 following = after(at);
 #pragma unroll
                 for (u32 position = 0; position < POSITIONS; ++position) {
@@ -319,11 +300,8 @@ struct Mma {
                         // The next stage has arrived, and all have read the previous one.
                         wait_copies<STAGES - 3>();
                         __syncthreads();
+                        copy();
                     }
-#pragma unroll
-                    for (u32 i = 0; i < COPIES; ++i)
-                        if (SYNC + X_FIRST + i * X_BATCHES / COPIES * X_SPACING == position) copy(i);
-                    if (position == SYNC + X_FIRST + (X_BATCHES - 1) * X_SPACING) commit_copies();
                     if (position + AHEAD < POSITIONS)
                         read_b(at, position + AHEAD);
                     else
@@ -350,56 +328,66 @@ struct Mma {
                 }
 #pragma unroll
                 for (u32 i = 0; i < SLABS; ++i) fm[i] = next[i];
-                last = at, at = following;
+                free = at, at = following;
                 advance();
             }
-            store(d, last, unit_index, unit.row * ROWS + warp_row * SLABS * 16,
-                  unit.column * COLUMNS + warp_column * TILES * 8);
+            u32 row = unit.row * ROWS + warp_row * SLABS * 16,
+                column = unit.column * COLUMNS + warp_column * TILES * 8;
+            store(d, free + warp * TOKENS * PITCH, unit_index, row, column);
+        }
+    }
+
+    // Stores the sums of a part.
+    __device__ __forceinline__ void store_part(const float (&x)[SLABS][4 * TILES], float4* partial,
+                                               u32 index, u32 row, u32 column) const {
+#pragma unroll
+        for (u32 i = 0; i < SLABS; ++i) {
+            float4* part = part_of(partial, work, index, row % ROWS / 16 + i, BLOCKS, COLUMNS) +
+                           column % COLUMNS / 8 * 128;
+#pragma unroll
+            for (u32 j = 0; j < TILES; ++j)
+                part[j * 128] =
+                    make_float4(x[i][4 * j], x[i][4 * j + 1], x[i][4 * j + 2], x[i][4 * j + 3]);
+        }
+    }
+    // Stores bf16, transposed, through `shared`.
+    __device__ __forceinline__ void store_transposed(const float (&x)[SLABS][4 * TILES], u32 shared,
+                                                     u32 row, u32 column, const float* bias,
+                                                     char* d, u64 stride) const {
+        constexpr u32 PIECES = 2 * SLABS;
+        u32 lane = thread % 32, own = row + lane / 4, to = shared + lane / 4 * PITCH + lane % 4 * 4;
+        float added[PIECES];
+#pragma unroll
+        for (u32 i = 0; i < PIECES; ++i)
+            added[i] = bias && own + 8 * i < work.m ? bias[own + 8 * i] : 0.0f;
+#pragma unroll
+        for (u32 first = 0; first < 8 * TILES; first += TOKENS) {
+            __syncwarp();
+#pragma unroll
+            for (u32 j = 0; j < TOKENS / 8; ++j)
+#pragma unroll
+                for (u32 i = 0; i < PIECES; ++i) {
+                    const float* z = &x[i / 2][first / 2 + 4 * j + i % 2 * 2];
+                    store4(to + j * 8 * PITCH + i * 16,
+                           transposed_matrix(narrow_pair(z[0] + added[i], z[1] + added[i])));
+                }
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < TOKENS * PIECES; i += 32) {
+                u32 token = (lane + i) / PIECES, piece = (lane + i) % PIECES,
+                    feature = row + 8 * piece;
+                uint4 y = load16(shared + token * PITCH + piece * 16);
+                token += column + first;
+                if (token >= work.n || feature >= work.m) continue;
+                char* line = d + token * stride + 2 * feature;
+                if (feature + 4 < work.m)
+                    *reinterpret_cast<uint4*>(line) = y;
+                else
+                    *reinterpret_cast<uint2*>(line) = make_uint2(y.x, y.y);
+            }
         }
     }
 };
-
-// Stores bf16, transposed: 16 SLABS rows and 2 N columns of D that begin at row, column, through
-// shared memory of the warp.
-template <u32 SLABS> constexpr u32 PITCH = 32 * SLABS + 16;
-constexpr u32 TOKENS = 16;
-template <u32 SLABS, u32 N>
-__device__ __forceinline__ void store_transposed(const float (&x)[SLABS][N], u32 shared, u32 row,
-                                                 u32 column, const float* bias, char* d, u64 stride,
-                                                 u32 m, u32 n) {
-    constexpr u32 PIECES = 2 * SLABS;
-    u32 lane = threadIdx.x % 32, own = row + lane / 4;
-    float added[PIECES];
-#pragma unroll
-    for (u32 i = 0; i < PIECES; ++i)
-        added[i] = bias && own + 8 * i < m ? bias[own + 8 * i] : 0.0f;
-    u32 to = shared + lane / 4 * PITCH<SLABS> + lane % 4 * 4;
-#pragma unroll
-    for (u32 first = 0; first < N; first += TOKENS / 2) {
-        __syncwarp();
-#pragma unroll
-        for (u32 j = 0; j < TOKENS / 8; ++j)
-#pragma unroll
-            for (u32 i = 0; i < PIECES; ++i) {
-                const float* z = &x[i / 2][first + 4 * j + i % 2 * 2];
-                store4(to + j * 8 * PITCH<SLABS> + i * 16,
-                       transposed_matrix(narrow_pair(z[0] + added[i], z[1] + added[i])));
-            }
-        __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < TOKENS * PIECES / 32; ++i) {
-            u32 token = (lane + 32 * i) / PIECES, piece = (lane + 32 * i) % PIECES;
-            uint4 y = load16(shared + token * PITCH<SLABS> + piece * 16);
-            u32 at = column + 2 * first + token, feature = row + 8 * piece;
-            if (at >= n || feature >= m) continue;
-            char* line = d + at * stride + 2 * feature;
-            if (feature + 4 < m)
-                *reinterpret_cast<uint4*>(line) = y;
-            else
-                *reinterpret_cast<uint2*>(line) = make_uint2(y.x, y.y);
-        }
-    }
-}
 
 template <typename Product>
 __device__ __forceinline__ void product_transposed(const Operand& a, const Operand& b,
@@ -408,11 +396,11 @@ __device__ __forceinline__ void product_transposed(const Operand& a, const Opera
                                                    u64 d_stride, const Work& work) {
     extern __shared__ __align__(128) unsigned char memory[];
     Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
-    product.run([&](auto& x, u32 stage, u32 index, u32 row, u32 column) {
-        // All warps have read the last stage, which nothing replaces before the next barrier.
+    product.run([&](auto& x, u32 shared, u32 index, u32 row, u32 column) {
+        // All warps have read the last stage.
         __syncthreads();
         if (index < work.whole)
-            store_transposed(x, stage + threadIdx.x / 32 * TOKENS * PITCH<Product::SLABS_OF_WARP>, row, column, bias, d, 2 * d_stride, work.m, work.n);
+            product.store_transposed(x, shared, row, column, bias, d, 2 * d_stride);
         else
             product.store_part(x, partial, index, row, column);
     });
@@ -425,12 +413,11 @@ __device__ __forceinline__ void product_straight(const Operand& a, const Operand
     extern __shared__ __align__(128) unsigned char memory[];
     Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
     product.run([&](auto& x, u32, u32 index, u32 row, u32 column) {
-        if (index < work.whole) {
+        if (index >= work.whole) return product.store_part(x, partial, index, row, column);
 #pragma unroll
-            for (u32 i = 0; i < Product::SLABS_OF_WARP; ++i)
-                store_straight(x[i], row + 16 * i, column, to, work.m, work.n);
-        } else {
-            product.store_part(x, partial, index, row, column);
+        for (auto& slab : x) {
+            store_straight(slab, row, column, to, work.m, work.n);
+            row += 16;
         }
     });
 }

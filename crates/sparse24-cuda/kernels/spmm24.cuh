@@ -6,8 +6,6 @@ enum class Form { Transposed, Straight };
 
 // Rows and columns of a block of A, and its bytes of values and metadata.
 constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
-// Blocks in the rows of a tile.
-constexpr u32 TILE_BLOCKS = 4, TILE_ROWS = TILE_BLOCKS * BLOCK;
 
 struct Work {
     u32 m, n, k_blocks;
@@ -51,11 +49,10 @@ struct Rows {
 };
 
 // Stores a fragment of 16 rows and 2 N columns of D that begins at row, column. Neighbouring lanes
-// exchange halves, so that each has four columns of one of two products of eight. Unless rows are
-// WIDE, they are only aligned for two.
+// exchange halves, so that each has four columns of one of two products of eight.
 template <u32 N>
 __device__ __forceinline__ void store_straight(const float (&x)[N], u32 row, u32 column,
-                                               const Rows& to, u32 m, u32 n, bool wide = true) {
+                                               const Rows& to, u32 m, u32 n) {
     u32 lane = threadIdx.x % 32, odd = lane & 1;
     row += lane / 4, column += 8 * odd + 4 * (lane % 4 / 2);
 #pragma unroll
@@ -71,24 +68,17 @@ __device__ __forceinline__ void store_straight(const float (&x)[N], u32 row, u32
             float4 four = odd ? make_float4(take0, take1, keep0, keep1)
                               : make_float4(keep0, keep1, take0, take1);
             if (row + 8 * h >= m || column + 2 * j >= n) continue;
-            float* d = to.d + (row + 8 * h) * to.stride + column + 2 * j;
-            if (wide) {
-                float4* at = reinterpret_cast<float4*>(d);
-                *at = to.accumulate ? add(*at, four) : four;
-            } else {
-                float2* at = reinterpret_cast<float2*>(d);
-                if (to.accumulate)
-                    four = add(make_float4(at[0].x, at[0].y, at[1].x, at[1].y), four);
-                at[0] = make_float2(four.x, four.y), at[1] = make_float2(four.z, four.w);
-            }
+            float4* d =
+                reinterpret_cast<float4*>(to.d + (row + 8 * h) * to.stride + column + 2 * j);
+            *d = to.accumulate ? add(*d, four) : four;
         }
     }
 }
 
 // Where a lane stores a fragment of 16 rows of a part, in steps of eight columns that are 128 apart;
-// `slab` counts the 16 rows from the beginning of the tile.
+// `slab` counts the 16 rows from the beginning of the tile, which has `blocks` of 64.
 __device__ __forceinline__ float4* part_of(float4* partial, const Work& work, u32 index, u32 slab,
-                                           u32 tile_columns) {
-    u64 block = u64(index - work.whole) * TILE_BLOCKS + slab / 4;
-    return partial + block * (tile_columns / 8) * 128 + slab % 4 * 32 + threadIdx.x % 32;
+                                           u32 blocks, u32 columns) {
+    u64 block = u64(index - work.whole) * blocks + slab / 4;
+    return partial + block * (columns / 8) * 128 + slab % 4 * 32 + threadIdx.x % 32;
 }

@@ -16,18 +16,18 @@ struct Sum {
 };
 
 __device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts,
-                                      u32 columns, u32 index) {
-    u32 block = index % TILE_BLOCKS, tile = index / TILE_BLOCKS, lines = columns / 8 * 128;
+                                      u32 blocks, u32 columns, u32 index) {
+    u32 block = index % blocks, tile = index / blocks, lines = columns / 8 * 128;
     Unit unit = unit_of(work, work.whole + tile);
-    return {partial + (u64(tile) * parts * TILE_BLOCKS + block) * lines, u64(TILE_BLOCKS) * lines,
-            (unit.row * TILE_BLOCKS + block) * BLOCK, unit.column * columns};
+    return {partial + (u64(tile) * parts * blocks + block) * lines, u64(blocks) * lines,
+            (unit.row * blocks + block) * BLOCK, unit.column * columns};
 }
 
 // A thread block sums 64 rows and 32 columns.
 extern "C" __global__ void __launch_bounds__(128, 8)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m,
-                  u32 n, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts, u32 columns) {
-    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
+                  u32 n, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts, u32 blocks, u32 columns) {
+    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns, blockIdx.y);
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
@@ -49,10 +49,10 @@ extern "C" __global__ void __launch_bounds__(128, 8)
 extern "C" __global__ void __launch_bounds__(128)
     spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias,
                              char* d, u64 d_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
-                             u32 whole, u32 parts, u32 columns) {
+                             u32 whole, u32 parts, u32 blocks, u32 columns) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
+    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns, blockIdx.y);
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4,
         first = blockIdx.x * COLUMNS;

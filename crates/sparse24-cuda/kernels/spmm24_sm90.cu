@@ -141,7 +141,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
         at.column += first;
         if (index >= work.whole) {
             u32 block = rank * BLOCKS + warpgroup;
-            float4* part = part_of(to.partial, work, index, 4 * block + at.slab, COLUMNS) +
+            float4* part = part_of(to.partial, work, index, 4 * block + at.slab, 2 * BLOCKS, COLUMNS) +
                            first / 8 * 128;
 #pragma unroll
             for (u32 j = 0; j < WIDTH / 8; ++j)
