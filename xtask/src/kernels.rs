@@ -12,6 +12,7 @@ use sparse24_cuda::{
     Architecture, Compiled, compile,
     kernels::{SOURCES, Source, Start},
     library::Library,
+    spmm24::shared_memory,
 };
 
 use crate::Result;
@@ -82,14 +83,19 @@ pub(crate) fn build(selection: &Selection) -> Result<ExitCode> {
         let found = match compiled {
             Err(error) => vec![error.to_string()],
             Ok(compiled) => {
-                let log = Log::read(&compiled.log);
+                let mut log = Log::read(&compiled.log);
+                for function in &mut log.functions {
+                    function.shared += shared_memory(&function.name);
+                }
                 // The time is that of the whole file.
                 let times = iter::once(milliseconds.to_string()).chain(iter::repeat(String::new()));
                 for (function, time) in log.functions.iter().zip(times) {
+                    let fits = function.shared <= architecture.shared_memory();
                     println!(
-                        "{:<32} {:<8} {function} {time:>6}",
+                        "{:<32} {:<8} {function} {time:>6}{}",
                         function.name,
-                        architecture.name()
+                        architecture.name(),
+                        if fits { "" } else { "  (more shared memory than here: not offered)" }
                     );
                 }
                 if let Some(folder) = &selection.out {

@@ -83,19 +83,6 @@ __device__ __forceinline__ void proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ uint4 load16(u32 shared) {
-    uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(shared)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ u32 load4(u32 shared) {
-    u32 x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
-    return x;
-}
 // Four 8x8 matrices of bf16 pairs, each stored transposed: lane l gives the address of row l%8 of
 // matrix l/8.
 __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {

@@ -38,6 +38,19 @@ __device__ __forceinline__ float power_of_two(float x) {
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return u32(__cvta_generic_to_shared(pointer));
 }
+__device__ __forceinline__ uint4 load16(u32 shared) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(shared)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ u32 load4(u32 shared) {
+    u32 x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+    return x;
+}
 
 // Sums over the lanes of a warp, the same bits in every lane.
 __device__ __forceinline__ float warp_sum(float x) {

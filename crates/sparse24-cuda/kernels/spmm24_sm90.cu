@@ -1,7 +1,6 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
 //   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
-//   spmm24_gather*       the same for split-K tiles: the sums of their parts
 // in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16, and D of
 //      transposed, by tensor map. bias f32 [m] or null
 // out  D as above; partial f32, one fragment of 64 rows after the other
@@ -10,6 +9,7 @@
 // acc  f32, fixed order: bitwise repeatable for one plan
 // ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
 #include "hopper.cuh"
+#include "spmm24.cuh"
 
 // One warp of each block copies A and B into a ring of stages, and two warpgroups consume them. A
 // block computes 128 rows and COLUMNS columns of D: a warpgroup has 64 rows, whose A each lane
@@ -18,45 +18,15 @@
 // block is therefore as wide as registers allow, in two instructions of columns each, which read
 // the same registers of A. The two blocks of a cluster, a pair, are vertical neighbours and share
 // B.
-enum class Form { Transposed, Straight };
 
-constexpr u32 BLOCK = 64, VALUES = 4096, METADATA = 512;
 // Consumer warpgroups, with a block of rows each.
 constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
-
-struct Work {
-    u32 m, n, k_blocks;
-    u32 rows, columns;  // of pairs
-    u32 sweep;          // rows of pairs that are swept along n together
-    u32 whole,
-        parts;  // pairs that are computed at once; parts into which each other is divided along k
-};
-
-// What a cluster computes at a time: the tile of a pair, or a part of one (split-K).
-struct Unit {
-    u32 row, column, begin, end;
-};
-
-__device__ __forceinline__ Unit unit_of(const Work& work, u32 index) {
-    u32 pair = index, part = 0, parts = 1;
-    if (index >= work.whole) {
-        parts = work.parts;
-        pair = work.whole + (index - work.whole) / parts;
-        part = (index - work.whole) % parts;
-    }
-    u32 sweep = pair / (work.sweep * work.columns), within = pair % (work.sweep * work.columns);
-    u32 high = min(work.sweep, work.rows - sweep * work.sweep);
-    return {sweep * work.sweep + within % high, within / high, work.k_blocks * part / parts,
-            work.k_blocks * (part + 1) / parts};
-}
 
 // Where results go: through a tensor map, or to rows of floats.
 struct Result {
     const TensorMap& map;
     const float* bias;
-    float* d;
-    u64 stride;
-    u32 accumulate;
+    Rows rows;
     float4* partial;
 };
 
@@ -65,10 +35,6 @@ struct Corner {
     u32 row, column;  // of its first element
     u32 slab, lane;   // the warp's 16 rows of it
 };
-
-__device__ __forceinline__ float4 add(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
 
 // Stores bf16, transposed, CHUNK columns at a time through one of CHUNKS buffers, which TMA
 // empties. Add elementwise epilogues here.
@@ -98,34 +64,6 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
         named_sync(1 + warpgroup, 128);
         if (threadIdx.x % 128 == 0) tma_store(to.map, at.row, at.column + column, chunk);
         if (++buffer == CHUNKS) buffer = 0;
-    }
-}
-
-// Stores f32. Neighbouring lanes exchange halves, so that each has four columns of one of two
-// products of eight.
-template <u32 COLUMNS>
-__device__ __forceinline__ void store_straight(const float (&x)[COLUMNS / 2], const Corner& at,
-                                               const Result& to, u32 m, u32 n) {
-    u32 odd = at.lane & 1, row = at.row + at.slab * 16 + at.lane / 4,
-        column = at.column + 8 * odd + 4 * (at.lane % 4 / 2);
-#pragma unroll
-    for (u32 j = 0; j < COLUMNS / 2; j += 8) {
-#pragma unroll
-        for (u32 h = 0; h < 2; ++h) {
-            float give0 = odd ? x[j + 2 * h] : x[j + 4 + 2 * h],
-                  give1 = odd ? x[j + 1 + 2 * h] : x[j + 5 + 2 * h];
-            float keep0 = odd ? x[j + 4 + 2 * h] : x[j + 2 * h],
-                  keep1 = odd ? x[j + 5 + 2 * h] : x[j + 1 + 2 * h];
-            float take0 = __shfl_xor_sync(0xffffffffu, give0, 1),
-                  take1 = __shfl_xor_sync(0xffffffffu, give1, 1);
-            float4 four = odd ? make_float4(take0, take1, keep0, keep1)
-                              : make_float4(keep0, keep1, take0, take1);
-            if (row + 8 * h < m && column + 2 * j < n) {
-                float4* d =
-                    reinterpret_cast<float4*>(to.d + (row + 8 * h) * to.stride + column + 2 * j);
-                *d = to.accumulate ? add(*d, four) : four;
-            }
-        }
     }
 }
 
@@ -202,9 +140,10 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
                                           u32& buffer) const {
         at.column += first;
         if (index >= work.whole) {
-            u64 slot = (u64(index - work.whole) * 2 + rank) * BLOCKS + warpgroup;
-            float4* part =
-                to.partial + (slot * (COLUMNS / 8) + first / 8) * 128 + threadIdx.x % 128;
+            u32 block = rank * BLOCKS + warpgroup;
+            float4* part = part_of(to.partial, work, index, 4 * block + at.slab, 2 * BLOCKS,
+                                   COLUMNS) +
+                           first / 8 * 128;
 #pragma unroll
             for (u32 j = 0; j < WIDTH / 8; ++j)
                 part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
@@ -212,7 +151,7 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             store_transposed<WIDTH, CHUNK, CHUNKS>(
                 x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
-            store_straight<WIDTH>(x, at, to, work.m, work.n);
+            store_straight(x, at.row + at.slab * 16, at.column, to.rows, work.m, work.n);
         }
     }
 
@@ -279,9 +218,8 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
                                        const Result& to, const Work& work) {
     using Instance = Kernel<FORM, COLUMNS, STAGES, CHUNK, CHUNKS>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE,
-        units = work.whole + (work.rows * work.columns - work.whole) * work.parts;
-    Instance kernel = {work, ring, ring_end, cluster_rank(), units, ring, 0};
+    u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE;
+    Instance kernel = {work, ring, ring_end, cluster_rank(), units_of(work), ring, 0};
     u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
         for (u32 at = ring; at < ring_end; at += Instance::STAGE) {
@@ -303,84 +241,13 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
     cluster_sync();
 }
 
-// What both gather kernels need: the parts, and where their sum belongs.
-struct Sum {
-    const float4* from;  // of the first part
-    u64 apart;           // from one part to the next
-    u32 row, column;     // of the block of 64 rows, and of its first column
-};
-
-__device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u32 parts,
-                                      u32 columns, u32 index) {
-    u32 block = index % BLOCKS, rank = index / BLOCKS % 2, pair = index / BLOCKS / 2,
-        lines = columns / 8 * 128;
-    Unit unit = unit_of(work, work.whole + pair);
-    return {partial + ((u64(pair) * parts * 2 + rank) * BLOCKS + block) * lines,
-            u64(2) * BLOCKS * lines, ((2 * unit.row + rank) * BLOCKS + block) * BLOCK,
-            unit.column * columns};
-}
-
-// A thread block sums 64 rows and 32 columns.
-extern "C" __global__ void __launch_bounds__(128, 8)
-    spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m,
-                  u32 n, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts, u32 columns) {
-    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
-    if (sum.row >= m) return;
-    u32 lane = threadIdx.x % 32, row = sum.row + threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-        u32 j = 4 * blockIdx.x + i;
-        float4 x = make_float4(0, 0, 0, 0);
-        for (u32 part = 0; part < parts; ++part)
-            x = add(x, sum.from[part * sum.apart + j * 128 + threadIdx.x]);
-        u32 column = sum.column + 8 * j + 2 * (lane % 4);
-        for (u32 h = 0; h < 2; ++h) {
-            if (row + 8 * h >= m || column >= n) continue;
-            float2* to = reinterpret_cast<float2*>(d + (row + 8 * h) * d_stride + column);
-            float2 out = h ? make_float2(x.z, x.w) : make_float2(x.x, x.y);
-            if (accumulate) out = make_float2(to->x + out.x, to->y + out.y);
-            *to = out;
-        }
-    }
-}
-extern "C" __global__ void __launch_bounds__(128)
-    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias,
-                             char* d, u64 d_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
-                             u32 whole, u32 parts, u32 columns) {
-    constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
-    __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, columns, blockIdx.y);
-    if (sum.row >= m) return;
-    u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4,
-        first = blockIdx.x * COLUMNS;
-    float low = bias && sum.row + row < m ? bias[sum.row + row] : 0.0f,
-          high = bias && sum.row + row + 8 < m ? bias[sum.row + row + 8] : 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < COLUMNS / 8; ++j) {
-        float4 x = make_float4(0, 0, 0, 0);
-        for (u32 part = 0; part < parts; ++part)
-            x = add(x, sum.from[part * sum.apart + (first / 8 + j) * 128 + threadIdx.x]);
-        u16* to = reinterpret_cast<u16*>(turned + (8 * j + 2 * (lane % 4)) * PITCH) + row;
-        to[0] = narrow(x.x + low).bits, to[PITCH / 2] = narrow(x.y + low).bits;
-        to[8] = narrow(x.z + high).bits, to[PITCH / 2 + 8] = narrow(x.w + high).bits;
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < COLUMNS * BLOCK / 4; i += 128) {
-        u32 token = i / (BLOCK / 4), feature = i % (BLOCK / 4) * 4;
-        if (sum.column + first + token >= n || sum.row + feature >= m) continue;
-        *reinterpret_cast<uint2*>(
-            d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
-            *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
-    }
-}
-
 #define TRANSPOSED(name, columns, stages, chunk, chunks)                                           \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,             \
              const char* values, const char* metadata, const float* bias, float4* partial, u32 m,  \
              u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {         \
         spmm24<Form::Transposed, columns, stages, chunk, chunks>(                                  \
-            b, values, metadata, {d, bias, nullptr, 0, 0, partial},                                \
+            b, values, metadata, {d, bias, {}, partial},                                           \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 #define STRAIGHT(name, columns, stages)                                                            \
@@ -389,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(128)
              float4* partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 k_blocks,  \
              u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                              \
         spmm24<Form::Straight, columns, stages, 16, 0>(                                            \
-            b, values, metadata, {b, nullptr, d, d_stride, accumulate, partial},                   \
+            b, values, metadata, {b, nullptr, {d, d_stride, accumulate}, partial},                 \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)

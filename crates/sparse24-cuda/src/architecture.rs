@@ -59,6 +59,16 @@ impl Architecture {
         }
     }
 
+    /// Bytes of shared memory that a thread block can have.
+    #[must_use]
+    pub const fn shared_memory(self) -> u32 {
+        match self {
+            Self::Sm80 | Self::Sm87 => 163 << 10,
+            Self::Sm86 | Self::Sm89 | Self::Sm120a | Self::Sm121a => 99 << 10,
+            Self::Sm90a | Self::Sm100a | Self::Sm103a | Self::Sm110a => 227 << 10,
+        }
+    }
+
     /// Whether programmatic dependent launch is available.
     #[must_use]
     pub const fn starts_early(self) -> bool {

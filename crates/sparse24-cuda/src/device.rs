@@ -78,6 +78,8 @@ pub struct Device {
     /// A CUDA graph is being captured.
     capturing: bool,
     profile: Profile,
+    /// Sparse products have the plans of GPUs without `wgmma` alone.
+    pub(crate) without_wgmma: bool,
 }
 
 /// A loaded kernel and the sizes of its parameters.
@@ -143,6 +145,7 @@ impl Device {
             state: Matrix { mark, address: 0, shape: [0, 0], stride: 0, element: PhantomData },
             capturing: false,
             profile: Profile::default(),
+            without_wgmma: false,
         };
         device.state = device.alloc("step state", [1, STATE_WORDS])?;
         Ok(device)
@@ -246,6 +249,12 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    /// Offers sparse products only the plans of GPUs without `wgmma` from now on.
+    #[cfg(feature = "bench")]
+    pub fn leave_wgmma_out(&mut self) {
+        self.without_wgmma = true;
+    }
+
     #[cfg(feature = "bench")]
     pub(crate) fn context(&self) -> &CudaContext {
         &self.context
@@ -337,6 +346,23 @@ impl Device {
     ) -> Result<usize, Error> {
         self.bind()?;
         let kernel = self.kernel(entry, grid.shared)?;
+        if cluster == 1 {
+            let mut blocks = 0;
+            let (threads, shared) = (grid.threads as i32, grid.shared as usize);
+            // SAFETY: the function is loaded.
+            unsafe {
+                let function = kernel.function;
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &mut blocks,
+                    function,
+                    threads,
+                    shared,
+                )
+            }
+            .result()
+            .map_err(|error| driver_error(format!("occupancy of {entry}"), error))?;
+            return Ok(blocks.max(1) as usize * self.multiprocessors);
+        }
         let blocks = (self.multiprocessors as u32 / cluster * cluster).max(cluster);
         let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
         let mut attribute = sys::CUlaunchAttribute {

@@ -205,6 +205,8 @@ pub const SOURCES: &[Source] = sources! {
         "column_mask_search_f32", "column_mask_search_bf16",
     ], ALL, Off;
     "mask_search_peers" Mask: ["greedy_mask_search_f32", "pattern_mask_search_f32"], ALL, Off;
+    "mma_peers" DenseProduct: ["mma_peer_transposed", "mma_peer_straight"], ALL, On,
+        "HMMA" in "mma_peer" on ALL;
     "mvue_compress" Mvue: ["mvue_compress_exact", "mvue_compress_approximate"], ALL, Off;
     "norm" Norm: [
         "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8",
@@ -218,11 +220,14 @@ pub const SOURCES: &[Source] = sources! {
     "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "scale" Embedding: ["scale", "scale_grad"], ALL, Off;
-    "spmm24_mma" SparseProduct: ["spmm24_mma_straight", "spmm24_mma_transposed"],
-        ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
+    "spmm24_gather" SparseProduct: ["spmm24_gather", "spmm24_gather_transposed"], ALL, On;
+    "spmm24_mma" SparseProduct: [
+        "spmm24_mma_transposed_320", "spmm24_mma_transposed_256", "spmm24_mma_transposed_128",
+        "spmm24_mma_straight_320", "spmm24_mma_straight_256", "spmm24_mma_straight_128",
+    ], ALL, On, "HMMA.SP" in "spmm24_mma" on ALL;
     "spmm24_sm90" SparseProduct: [
         "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384",
-        "spmm24_straight_320", "spmm24_straight_256", "spmm24_gather", "spmm24_gather_transposed",
+        "spmm24_straight_320", "spmm24_straight_256",
     ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
         "HGMMA.SP" in "spmm24_straight" on HOPPER;
 };
@@ -239,12 +244,14 @@ pub const HEADERS: &[Header] = headers![
     "attention.cuh",
     "health.cuh",
     "hopper.cuh",
+    "mma.cuh",
     "mvue.cuh",
     "packed.cuh",
     "parameters.cuh",
     "pdl.cuh",
     "philox.cuh",
-    "scalar.cuh"
+    "scalar.cuh",
+    "spmm24.cuh"
 ];
 
 /// The kernel of this name, for names that are put together.

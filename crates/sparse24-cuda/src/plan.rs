@@ -18,17 +18,19 @@ pub enum Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Plan {
     /// With `mma.sp`, on every GPU from compute capability 8.0.
-    Mma,
-    /// With `wgmma.sp`, on Hopper.
-    Wgmma(Wgmma),
+    Mma(Tiling),
+    /// With `wgmma.sp`, on Hopper. A *pair* of thread blocks on neighbouring multiprocessors
+    /// computes a tile and shares its dense operand.
+    Wgmma(Tiling),
 }
 
-/// The schedule of a Hopper kernel. A *pair* of thread blocks on neighbouring multiprocessors
-/// computes a tile and shares its dense operand; the tiles left over for the last wave are divided
-/// along k (split-K).
+/// How a product is divided. The tiles left over for the last wave may be divided along k
+/// (split-K).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Wgmma {
-    /// Columns of a pair's tile, which has 256 rows.
+pub struct Tiling {
+    /// Rows of a tile; 256 for [`Plan::Wgmma`].
+    pub rows: u32,
+    /// Columns of a tile.
     pub columns: u32,
     /// Rows of tiles that are swept along n together, so that their part of A stays in the L2.
     pub sweep: u32,
@@ -36,40 +38,49 @@ pub struct Wgmma {
     pub split: u32,
     /// Parts along k of each split tile; 1 if none is split.
     pub parts: u32,
-    /// Pairs that run at once.
+    /// Tiles that are computed at once.
     pub residents: u32,
 }
 
 /// Rows of a pair's tile: a block of 64 for each of its four warpgroups.
-pub(crate) const TILE_ROWS: u32 = 256;
+pub(crate) const PAIR_ROWS: u32 = 256;
 
 impl Plan {
+    /// For a sum without terms.
+    pub(crate) const EMPTY: Self =
+        Self::Mma(Tiling { rows: 128, columns: 128, sweep: 1, split: 0, parts: 1, residents: 1 });
+
     /// The f32 elements of scratch that split-K needs.
     #[must_use]
     pub const fn scratch(self) -> usize {
-        match self {
-            Self::Wgmma(Wgmma { columns, split, parts, .. }) => (split as usize)
-                .saturating_mul(parts as usize)
-                .saturating_mul(TILE_ROWS as usize)
-                .saturating_mul(columns as usize),
-            Self::Mma => 0,
-        }
+        let Tiling { rows, columns, split, parts, .. } = self.tiling();
+        (split as usize)
+            .saturating_mul(parts as usize)
+            .saturating_mul(rows as usize)
+            .saturating_mul(columns as usize)
     }
 
-    /// `Mma` for k = 0, which the TMA kernels cannot handle.
+    /// How it divides a product.
+    #[must_use]
+    pub const fn tiling(self) -> Tiling {
+        let (Self::Mma(tiling) | Self::Wgmma(tiling)) = self;
+        tiling
+    }
+
+    /// [`Plan::EMPTY`] for k = 0, which the TMA kernels cannot handle.
     pub(crate) const fn unless_empty(self, k: usize) -> Self {
-        if k == 0 { Self::Mma } else { self }
+        if k == 0 { Self::EMPTY } else { self }
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tiling { rows, columns, sweep, split, parts, residents } = self.tiling();
         match self {
-            Self::Mma => f.write_str("mma"),
-            Self::Wgmma(Wgmma { columns, sweep, split, parts, residents }) => {
-                write!(f, "wgmma-{columns}-{sweep}-{split}x{parts}-{residents}")
-            }
-        }
+            Self::Mma(_) => write!(f, "mma-{rows}x{columns}"),
+            Self::Wgmma(_) => write!(f, "wgmma-{columns}"),
+        }?;
+        write!(f, "-{sweep}-{split}x{parts}-{residents}")
     }
 }
 
@@ -78,21 +89,29 @@ impl FromStr for Plan {
 
     /// Reads what [`Display`](fmt::Display) writes.
     fn from_str(text: &str) -> Result<Self, NoPlan> {
-        let wgmma = || {
-            let fields: Vec<&str> = text.strip_prefix("wgmma-")?.split('-').collect();
-            let [columns, sweep, division, residents] = fields[..] else { return None };
-            let (split, parts) = division.split_once('x')?;
+        let plan = || {
+            let fields: Vec<&str> = text.split('-').collect();
+            let [kernel, tile, sweep, division, residents] = fields[..] else { return None };
             let number = |text: &str| text.parse().ok();
-            Some(Self::Wgmma(Wgmma {
-                columns: number(columns)?,
+            let (kind, rows, columns): (fn(Tiling) -> Self, _, _) = match kernel {
+                "mma" => tile.split_once('x').map(|(rows, columns)| {
+                    (Self::Mma as fn(Tiling) -> Self, number(rows), number(columns))
+                })?,
+                "wgmma" => (Self::Wgmma, Some(PAIR_ROWS), number(tile)),
+                _ => return None,
+            };
+            let (split, parts) = division.split_once('x')?;
+            Some(kind(Tiling {
+                rows: rows?,
+                columns: columns?,
                 sweep: number(sweep)?,
                 split: number(split)?,
                 parts: number(parts)?,
                 residents: number(residents)?,
             }))
         };
-        let plan = if text == "mma" { Some(Self::Mma) } else { wgmma() };
-        plan.filter(|plan| plan.to_string() == text).ok_or_else(|| NoPlan(text.to_owned()))
+        let plan = plan().filter(|plan| plan.to_string() == text);
+        plan.ok_or_else(|| NoPlan(text.to_owned()))
     }
 }
 
@@ -105,22 +124,32 @@ pub struct NoPlan(String);
 mod tests {
     use super::*;
 
-    const WGMMA: Wgmma = Wgmma { columns: 384, sweep: 8, split: 0, parts: 1, residents: 66 };
+    const TILING: Tiling =
+        Tiling { rows: 256, columns: 384, sweep: 8, split: 0, parts: 1, residents: 66 };
 
     #[test]
     fn plans_round_trip_through_text() {
-        let split = Wgmma { split: 14, parts: 4, ..WGMMA };
-        for plan in [Plan::Mma, Plan::Wgmma(WGMMA), Plan::Wgmma(split)] {
+        let split = Tiling { split: 14, parts: 4, ..TILING };
+        for plan in [Plan::Mma(split), Plan::Wgmma(TILING), Plan::Wgmma(split), Plan::EMPTY] {
             assert_eq!(plan.to_string().parse(), Ok(plan));
         }
-        for text in ["", "wgmma", "wgmma-256a-8-0x1-66", "wgmma-256-8-0x1", "wgmma-256-+8-0x1-66"] {
+        for text in [
+            "",
+            "mma",
+            "wgmma",
+            "mma-256-8-0x1-66",
+            "wgmma-256x384-8-0x1-66",
+            "wgmma-256a-8-0x1-66",
+            "wgmma-256-8-0x1",
+            "wgmma-256-+8-0x1-66",
+        ] {
             assert!(text.parse::<Plan>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn scratch_saturates() {
-        let scratch = |split, parts| Plan::Wgmma(Wgmma { split, parts, ..WGMMA }).scratch();
+        let scratch = |split, parts| Plan::Wgmma(Tiling { split, parts, ..TILING }).scratch();
         assert_eq!(scratch(3, 5), 3 * 5 * 256 * 384);
         assert_eq!(scratch(u32::MAX, u32::MAX), usize::MAX);
     }

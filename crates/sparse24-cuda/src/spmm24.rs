@@ -1,5 +1,5 @@
-//! The sparse x dense product on sparse tensor cores: TMA and wgmma kernels for Hopper, and a
-//! kernel for every other GPU.
+//! The sparse x dense product on sparse tensor cores: kernels with TMA and wgmma for Hopper, and
+//! kernels with cp.async and mma for every other GPU.
 //!
 //! The instruction takes its sparse operand on the left. A layer whose activations are rows of
 //! features therefore computes the transpose of its result, and the kernel transposes it back while
@@ -12,23 +12,18 @@ mod instance;
 use half::bf16;
 use sparse24_core::op::Accumulate;
 
-pub use crate::plan::{Form, NoPlan, Plan, Wgmma};
+pub use crate::plan::{Form, NoPlan, Plan, Tiling};
 use crate::{
-    Architecture, Device, Error, Matrix,
-    compressed::Compressed,
-    device::Checks,
-    launch::{Grid, arguments},
-    layout::BLOCK,
-    tensor_map,
+    Device, Error, Matrix, compressed::Compressed, device::Checks, launch::arguments,
+    layout::BLOCK, tensor_map,
 };
 use guess::guess;
-use instance::{INSTANCES, schedule};
+use instance::{INSTANCES, Kernel, schedule};
 
 /// The largest m, n and k.
 pub const MAX_SIZE: usize = 65_535 * BLOCK;
-/// Alignment of rows for TMA and 16-byte stores, and for the kernel without them.
+/// Alignment of rows, for 16-byte copies and stores.
 const WIDE: usize = tensor_map::ALIGNMENT;
-const NARROW: usize = 8;
 
 /// Operands of [`spmm24_transposed`].
 #[derive(Debug, Clone, Copy)]
@@ -69,8 +64,8 @@ pub struct Straight {
 ///
 /// # Errors
 /// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
-/// rows of B and D are 16-byte aligned (8 for [`Plan::Mma`], which [`plans`] then offers alone);
-/// [`Error::Unserved`] for a plan of another GPU; [`Error::Alias`], [`Error::Stale`],
+/// rows of B and D are 16-byte aligned; [`Error::Unserved`] for a plan of another GPU;
+/// [`Error::Plan`] for one of another shape; [`Error::Alias`], [`Error::Stale`],
 /// [`Error::TooLarge`], [`Error::Driver`].
 pub fn spmm24_transposed(
     device: &mut Device,
@@ -81,39 +76,34 @@ pub fn spmm24_transposed(
     let Transposed { a, b, bias, d, scratch } = *operands;
     let ([m, k], n) = (a.shape(), b.shape()[0]);
     let plan = plan.unless_empty(k);
-    let alignment = alignment(plan);
     let mut checks = device.checks(OPERATION);
     check_sizes(&mut checks, OPERATION, m, [m, n, k])?;
     a.check_input(&mut checks, OPERATION, "a", [m, k])?;
-    checks.strided("b", b, [n, k], alignment)?.optional("bias", bias, [1, m], 4)?.strided_output(
+    checks.strided("b", b, [n, k], WIDE)?.optional("bias", bias, [1, m], 4)?.strided_output(
         "d",
         d,
         [n, m],
-        alignment,
+        WIDE,
     )?;
     check_scratch(&mut checks, OPERATION, scratch, plan)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (b_stride, d_stride) = (b.stride() as u64, d.stride() as u64);
-    match plan {
-        Plan::Mma => device.launch(
-            "spmm24_mma_transposed",
-            mma_grid([m, n]),
-            &arguments![
-                b, b_stride, a.values, a.metadata, bias, d, d_stride, m as u32, n as u32, k as u32
-            ],
-        ),
-        Plan::Wgmma(wgmma) => {
-            let schedule =
-                schedule(wgmma, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
+    let schedule = schedule(plan, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
+    let of_d = arguments![d, d.stride() as u64];
+    let operands = match plan {
+        Plan::Mma(_) => {
+            let inputs = arguments![b, b.stride() as u64, a.values, a.metadata, bias, scratch];
+            [&inputs[..], &of_d, &arguments![k as u32]].concat()
+        }
+        Plan::Wgmma(_) => {
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
             let map_d = tensor_map::swizzled(d, schedule.rows_of_d)?;
-            let operands = arguments![map_b, map_d, a.values, a.metadata, bias, scratch];
-            let of_gather = arguments![scratch, bias, d, d_stride];
-            schedule.launch(device, &operands, "spmm24_gather_transposed", &of_gather)
+            arguments![map_b, map_d, a.values, a.metadata, bias, scratch].to_vec()
         }
-    }
+    };
+    let of_gather = [&arguments![scratch, bias][..], &of_d].concat();
+    schedule.launch(device, &operands, "spmm24_gather_transposed", &of_gather)
 }
 
 /// D`[m,n]` (+)= decode(A)`[m,k]` B`[k,n]`: dW = MVUE(dZ^T) X.
@@ -127,36 +117,31 @@ pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<()
     let Straight { a, b, d, accumulate, scratch } = *operands;
     let ([m, k], [rows, n]) = (a.shape(), b.shape());
     let plan = plan.unless_empty(k);
-    let alignment = alignment(plan);
     let mut checks = device.checks(OPERATION);
     check_sizes(&mut checks, OPERATION, m, [m, n, k])?;
     check_sizes(&mut checks, OPERATION, n, [m, n, k])?;
     a.check_input(&mut checks, OPERATION, "a", [m, k])?;
     let b_rows = if rows.next_multiple_of(4) == k { rows } else { k };
-    checks.strided("b", b, [b_rows, n], alignment)?.strided_output("d", d, [m, n], alignment)?;
+    checks.strided("b", b, [b_rows, n], WIDE)?.strided_output("d", d, [m, n], WIDE)?;
     check_scratch(&mut checks, OPERATION, scratch, plan)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
     let add = u32::from(accumulate == Accumulate::Add);
     let result = arguments![d, d.stride() as u64, add];
-    match plan {
-        Plan::Mma => {
-            let inputs = arguments![b, b.stride() as u64, a.values, a.metadata];
-            let sizes = arguments![m as u32, n as u32, k as u32, rows as u32];
-            let arguments = [&inputs[..], &result, &sizes].concat();
-            device.launch("spmm24_mma_straight", mma_grid([m, n]), &arguments)
+    let schedule = schedule(plan, OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
+    let operands = match plan {
+        Plan::Mma(_) => {
+            let inputs = arguments![b, b.stride() as u64, a.values, a.metadata, scratch];
+            [&inputs[..], &result, &arguments![rows as u32]].concat()
         }
-        Plan::Wgmma(wgmma) => {
-            let schedule =
-                schedule(wgmma, OPERATION, device.architecture(), Form::Straight, [m, n, k])?;
+        Plan::Wgmma(_) => {
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
-            let operands =
-                [&arguments![map_b, a.values, a.metadata, scratch][..], &result].concat();
-            let of_gather = [&arguments![scratch][..], &result].concat();
-            schedule.launch(device, &operands, "spmm24_gather", &of_gather)
+            [&arguments![map_b, a.values, a.metadata, scratch][..], &result].concat()
         }
-    }
+    };
+    let of_gather = [&arguments![scratch][..], &result].concat();
+    schedule.launch(device, &operands, "spmm24_gather", &of_gather)
 }
 
 impl Plan {
@@ -165,45 +150,39 @@ impl Plan {
     /// # Errors
     /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] if it does not fit the shape.
     pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
-        match self {
-            Self::Mma => Ok(()),
-            Self::Wgmma(wgmma) => {
-                schedule(wgmma, "a sparse product", device.architecture(), form, shape).map(drop)
-            }
-        }
+        schedule(self, "a sparse product", device.architecture(), form, shape).map(drop)
     }
 }
 
-/// All plans worth timing for a product `[m, n, k]` whose rows are aligned to `alignment` bytes,
-/// with the one that should be fastest first.
+/// The bytes of dynamic shared memory of a kernel of these products, and 0 for others.
+#[must_use]
+pub fn shared_memory(entry: &str) -> u32 {
+    let instance = INSTANCES.iter().find(|instance| instance.entry == entry);
+    instance.map_or(0, |instance| instance.grid(1).shared)
+}
+
+/// All plans worth timing for a product `[m, n, k]`, with the one that should be fastest first.
 ///
 /// # Errors
 /// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: the number of resident tiles is a
 /// property of the compiled kernels.
-pub fn plans(
-    device: &mut Device,
-    form: Form,
-    shape: [usize; 3],
-    alignment: usize,
-) -> Result<Vec<Plan>, Error> {
+pub fn plans(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>, Error> {
+    if shape.contains(&0) {
+        return Ok(vec![Plan::EMPTY]);
+    }
+    let architecture = device.architecture();
     let mut guesses: Vec<(f64, Plan)> = Vec::new();
-    if device.architecture() == Architecture::Sm90a
-        && !shape.contains(&0)
-        && alignment.is_multiple_of(WIDE)
-    {
-        for instance in INSTANCES.iter().filter(|instance| instance.form == form) {
-            let residents = device.resident_blocks(instance.entry, instance.grid(1), 2)? as u32 / 2;
-            let (cost, wgmma) = guess(instance.columns, form, shape, residents);
-            guesses.push((cost, Plan::Wgmma(wgmma)));
+    for instance in INSTANCES.iter().filter(|of| of.form == form && of.serves(architecture)) {
+        if device.without_wgmma && instance.kernel != Kernel::Mma {
+            continue;
         }
+        let blocks = instance.blocks();
+        let residents = device.resident_blocks(instance.entry, instance.grid(1), blocks)?;
+        let (cost, tiling) = guess(instance, shape, residents as u32 / blocks);
+        guesses.push((cost, instance.plan(tiling)));
     }
     guesses.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    Ok(guesses.into_iter().map(|(_, plan)| plan).chain([Plan::Mma]).collect())
-}
-
-/// Alignment of rows that a plan's kernels need.
-fn alignment(plan: Plan) -> usize {
-    if plan == Plan::Mma { NARROW } else { WIDE }
+    Ok(guesses.into_iter().map(|(_, plan)| plan).collect())
 }
 
 /// The scratch is large enough and overlaps nothing.
@@ -220,10 +199,6 @@ fn check_scratch(
     }
     checks.output("scratch", scratch, found, WIDE)?;
     Ok(())
-}
-
-fn mma_grid([m, n]: [usize; 2]) -> Grid {
-    Grid::plane([n.div_ceil(BLOCK), m.div_ceil(BLOCK)], 128)
 }
 
 /// `grouped` is a multiple of 4, and no size is too large.

@@ -68,7 +68,7 @@ pub enum Error {
 }
 
 fn listed(found: &[String]) -> String {
-    let numbered = found.iter().enumerate().map(|(number, name)| format!("{number} ({name})"));
+    let numbered = found.iter().enumerate().map(|(number, name)| format!("{number}: {name}"));
     match found {
         [] => "none".to_owned(),
         _ => numbered.collect::<Vec<_>>().join(", "),

@@ -22,7 +22,8 @@ pub(super) struct Function {
     /// Whether it is a kernel rather than a function that a kernel calls.
     entry: bool,
     registers: u32,
-    shared: u32,
+    /// Static; the dynamic shared memory is not in the log.
+    pub(super) shared: u32,
     /// Stores and loads together.
     spills: u32,
     stack: u32,

@@ -1,7 +1,8 @@
 //! The sparse products of a layer, compared with cuSPARSELt and cuBLASLt.
 //!
-//! A product is timed with the fastest of its plans. TFLOP/s count the dense product, 2 m n k; the
-//! floor assumes twice the dense rate. Sampled elements are compared with f64.
+//! A product is timed with the fastest of its plans, and with the fastest of those that every GPU
+//! has; so is the dense product by the loop of the latter. TFLOP/s count the dense product, 2 m n
+//! k; the floor assumes twice the dense rate. Sampled elements are compared with f64.
 
 use half::bf16;
 use ndarray::Array2;
@@ -25,6 +26,7 @@ use crate::{
     Device, Error, Matrix, Scalar,
     compressed::Compressed,
     gemm::{Gemm, LinearForward, LinearWgrad},
+    launch::{Grid, arguments},
     layout::{Fragments, to_fragments},
     spmm24::{Form, Plan, Straight, Transposed, plans, spmm24, spmm24_transposed},
 };
@@ -37,35 +39,55 @@ const ROUNDED: f64 = 1.0 / 256.0;
 /// Which plans are timed.
 #[derive(Clone, Copy, PartialEq)]
 enum Plans {
-    /// The fastest one, and competitors.
+    /// The fastest one, and cuSPARSELt.
     Fastest,
-    /// The one for every GPU.
+    /// The fastest one for every GPU, and the fastest of all.
     Mma,
 }
 
 /// The sparse products of the layers of a size.
 #[must_use]
 pub fn products(size: &Size) -> Vec<Case> {
-    use Plans::{Fastest, Mma};
+    use Form::{Straight, Transposed};
     let Some(d) = size.width() else { return Vec::new() };
     let p = TOKENS;
-    let transposed: &[&str] = &["spmm24_transposed_", "spmm24_gather_transposed"];
-    let straight: &[&str] = &["spmm24_straight_", "spmm24_gather"];
-    let [mma_transposed, mma_straight]: [&[&str]; 2] =
-        [&["spmm24_mma_transposed"], &["spmm24_mma_straight"]];
+    let kernels: [(&str, &[&str], _, Option<Plans>); 6] = [
+        (
+            "spmm24_transposed",
+            &["spmm24_transposed_", "spmm24_gather_transposed"],
+            Transposed,
+            Some(Plans::Fastest),
+        ),
+        ("spmm24", &["spmm24_straight_", "spmm24_gather"], Straight, Some(Plans::Fastest)),
+        (
+            "spmm24_mma_transposed",
+            &["spmm24_mma_transposed_", "spmm24_gather_transposed"],
+            Transposed,
+            Some(Plans::Mma),
+        ),
+        (
+            "spmm24_mma_straight",
+            &["spmm24_mma_straight_", "spmm24_gather"],
+            Straight,
+            Some(Plans::Mma),
+        ),
+        ("mma_peer_transposed", &["mma_peer_transposed"], Transposed, None),
+        ("mma_peer_straight", &["mma_peer_straight"], Straight, None),
+    ];
     // The up layer's forward product has the shape of the down layer's dgrad, and vice versa.
-    [
-        ("spmm24_transposed", transposed, Form::Transposed, Fastest, [4 * d, p, d]),
-        ("spmm24_transposed", transposed, Form::Transposed, Fastest, [d, p, 4 * d]),
-        ("spmm24", straight, Form::Straight, Fastest, [4 * d, d, p]),
-        ("spmm24", straight, Form::Straight, Fastest, [d, 4 * d, p]),
-        ("spmm24_mma_transposed", mma_transposed, Form::Transposed, Mma, [4 * d, p, d]),
-        ("spmm24_mma_straight", mma_straight, Form::Straight, Mma, [4 * d, d, p]),
-    ]
-    .map(|(kernel, entries, form, which, shape)| {
-        Case::new(kernel, entries, shape, move |bench, shape| sparse(bench, form, shape, which))
-    })
-    .into()
+    let cases = kernels.into_iter().flat_map(|(kernel, entries, form, plans)| {
+        let shapes = match form {
+            Transposed => [[4 * d, p, d], [d, p, 4 * d]],
+            Straight => [[4 * d, d, p], [d, 4 * d, p]],
+        };
+        shapes.map(|shape| {
+            Case::new(kernel, entries, shape, move |bench, shape| match plans {
+                Some(which) => sparse(bench, form, shape, which),
+                None => mma_peer(bench, kernel, form, shape),
+            })
+        })
+    });
+    cases.collect()
 }
 
 /// Reads an element of a result.
@@ -168,11 +190,12 @@ fn sparse(
     repeat(device, a.values, &blocks_of(a.values, values))?;
     repeat(device, a.metadata, &blocks_of(a.metadata, metadata))?;
 
-    let mut offered = plans(device, form, shape, 16)?;
-    match which {
-        Plans::Mma => offered = vec![Plan::Mma],
-        Plans::Fastest if offered.len() > 1 => offered.retain(|&plan| plan != Plan::Mma),
-        Plans::Fastest => {}
+    let offered = plans(device, form, shape)?;
+    let of_every_gpu = |plan: &Plan| matches!(plan, Plan::Mma(_));
+    let (mut hopper, mma): (Vec<Plan>, Vec<Plan>) =
+        offered.iter().partition(|plan| !of_every_gpu(plan));
+    if hopper.is_empty() {
+        hopper.clone_from(&mma);
     }
     let most = offered.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
     let scratch = device.alloc("scratch", [1, most])?;
@@ -203,22 +226,38 @@ fn sparse(
         sets[0].launch(device, plan)?;
         sampled(&plan.to_string(), shape, rounded, term, &mut |at| sets[0].read(device, at))?;
     }
-    let (plan, plans) = fastest(bench, &offered, &sets)?;
-    let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
-    let mut contestants = vec![Contestant::new("itself", sets.clone(), launch)];
+    let contestant = |name, plan: Plan| {
+        let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
+        Contestant::new(name, sets.clone(), launch)
+    };
+    let (best, mut plans) = fastest(bench, &hopper, &sets)?;
     let mut without = Vec::new();
-    if which == Plans::Fastest {
-        let verified = |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
-        match cusparselt(bench, form, shape, &pruned, &sets, verified) {
-            Ok(contestant) => contestants.extend(contestant),
-            Err(stop) => without.push(stop.of_peer("cuSPARSELt")?),
+    let mut contestants = Vec::new();
+    match which {
+        Plans::Mma => {
+            let (best_mma, times) = fastest(bench, &mma, &sets)?;
+            contestants.push(contestant("itself", best_mma));
+            if hopper != mma {
+                contestants.push(contestant("wgmma", best));
+            }
+            plans = times;
         }
-        match cublaslt(bench, form, shape, &sets, &of_b) {
-            Ok(contestant) => contestants.push(contestant),
-            // The head of the report says so once.
-            Err(Stop::Error(Error::Library { .. })) => {}
-            Err(stop) => without.push(stop.of_peer("cuBLASLt")?),
+        Plans::Fastest => {
+            contestants.push(contestant("itself", best));
+            let verified =
+                |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
+            match cusparselt(bench, form, shape, &pruned, &sets, verified) {
+                Ok(contestant) => contestants.extend(contestant),
+                Err(stop) => without.push(stop.of_peer("cuSPARSELt")?),
+            }
         }
+    }
+    let bs: Vec<_> = sets.iter().map(Set::b).collect();
+    match cublaslt(bench, form, shape, &bs, &of_b) {
+        Ok(contestant) => contestants.push(contestant),
+        // The head of the report says so once.
+        Err(Stop::Error(Error::Library { .. })) => {}
+        Err(stop) => without.push(stop.of_peer("cuBLASLt")?),
     }
     let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };
     let verified = "256 elements, against sums in f64";
@@ -284,7 +323,7 @@ fn cublaslt(
     bench: &mut Bench,
     form: Form,
     shape @ [m, n, k]: [usize; 3],
-    sets: &[Set],
+    bs: &[Matrix<bf16>],
     of_b: &Array2<bf16>,
 ) -> Result<Contestant, Stop> {
     const D: &str = "d of cuBLASLt";
@@ -293,8 +332,7 @@ fn cublaslt(
     let shape_of_a = if form == Form::Transposed { [m, k] } else { [k, m] };
     let of_a = panel(shape_of_a[1], 1);
     let a = repeated(device, shape_of_a, &of_a)?;
-    let set = |set: &Set| {
-        let x = set.b();
+    let set = |&x: &Matrix<bf16>| {
         Ok(match form {
             Form::Transposed => {
                 let z = device.alloc(D, [n, m])?;
@@ -306,7 +344,7 @@ fn cublaslt(
             }
         })
     };
-    let sets: Vec<Dense> = sets.iter().map(set).collect::<Result<_, Error>>()?;
+    let sets: Vec<Dense> = bs.iter().map(set).collect::<Result<_, Error>>()?;
     sets[0].launch(device, &mut gemm)?;
     let term = |[row, column]: [usize; 2], i: usize| {
         operand(form, &of_a, row, i) * operand(form, of_b, column, i)
@@ -316,6 +354,61 @@ fn cublaslt(
     bench.plans = gemm.plans();
     let launch = move |device: &mut Device, set: &Dense| set.launch(device, &mut gemm);
     Ok(Contestant::new("cuBLASLt", sets, launch))
+}
+
+/// The dense product by `kernel`, beside cuBLASLt.
+fn mma_peer(
+    bench: &mut Bench,
+    kernel: &'static str,
+    form: Form,
+    shape @ [m, n, k]: [usize; 3],
+) -> Result<Prepared, Stop> {
+    const TILE: [usize; 2] = [256, 128];
+    let (shape_of_a, shape_of_b, shape_of_d, bytes_of_d) = match form {
+        Form::Transposed => ([m, k], [n, k], [n, m], 2),
+        Form::Straight => ([k, m], [k, n], [m, n], 4),
+    };
+    let [of_a, of_b] = [(shape_of_a, 1), (shape_of_b, 2)].map(|(of, seed)| panel(of[1], seed));
+    let device = &mut bench.device;
+    let a = repeated(device, shape_of_a, &of_a)?;
+    let bytes = 2 * (m + n) * k + m * n * bytes_of_d;
+    let sets = bench.sets(bytes, |device| {
+        // Two columns of bf16 are as large as one of f32.
+        let columns = shape_of_d[1] * bytes_of_d / 2;
+        let d: Matrix<bf16> = device.alloc("d", [shape_of_d[0], columns])?;
+        Ok((repeated(device, shape_of_b, &of_b)?, d))
+    })?;
+    let [rows, across] = [m.div_ceil(TILE[0]), n.div_ceil(TILE[1])].map(|tiles| tiles as u32);
+    let device = &mut bench.device;
+    let grid = Grid {
+        blocks: [device.multiprocessors() as u32, 1, 1],
+        threads: 256,
+        shared: 4 * 128 * TILE.iter().sum::<usize>() as u32,
+    };
+    let launch = move |device: &mut Device, &(b, d): &(Matrix<bf16>, Matrix<bf16>)| {
+        let [m, n, k] = shape.map(|size| size as u32);
+        let arguments = arguments![a, b, d, m, n, k, rows, across, rows.min(16), rows * across];
+        device.launch(kernel, grid, &arguments)
+    };
+    launch(device, &sets[0])?;
+    let (d, rounded) = (sets[0].1, if form == Form::Transposed { ROUNDED } else { 0.0 });
+    let term = |[row, column]: [usize; 2], i: usize| {
+        operand(form, &of_a, row, i) * operand(form, &of_b, column, i)
+    };
+    sampled(kernel, shape, rounded, term, &mut |[row, column]| match form {
+        Form::Transposed => element(device, d, [column, row]),
+        Form::Straight => {
+            let halves =
+                device.download(d.rows(row..row + 1).columns(2 * column..2 * column + 2))?;
+            let [low, high] = [0, 1].map(|half: usize| u32::from(halves[half].to_bits()));
+            Ok(f64::from(f32::from_bits(high << 16 | low)))
+        }
+    })?;
+    let bs: Vec<_> = sets.iter().map(|&(b, _)| b).collect();
+    let mut contestants = vec![Contestant::new("itself", sets, launch)];
+    contestants.push(cublaslt(bench, form, shape, &bs, &of_b)?);
+    let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 1.0 };
+    Ok(Prepared::new(work, "256 elements, against sums in f64", contestants))
 }
 
 /// A set of operands of the dense product.

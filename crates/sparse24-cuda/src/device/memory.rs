@@ -81,8 +81,10 @@ impl Device {
             return Err(self.out_of_memory(name, None));
         };
         let bytes = bytes.max(1);
+        // Kernels that copy 16 bytes at a time may read up to the next multiple.
+        let readable = bytes.next_multiple_of(16);
         // SAFETY: the context is bound.
-        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| match error {
+        let address = unsafe { result::malloc_sync(readable) }.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
                 self.out_of_memory(name, Some(bytes))
             }

@@ -2,7 +2,7 @@
 //! chooses.
 
 use half::bf16;
-use ndarray::{Array2, Axis, concatenate};
+use ndarray::{Array2, Axis, concatenate, s};
 use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
@@ -10,10 +10,10 @@ use sparse24_core::{
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Device,
+    Device, Matrix,
     compressed::Compressed,
     layout::to_fragments,
-    spmm24::{Form, Plan, Straight, Transposed, Wgmma, plans, spmm24, spmm24_transposed},
+    spmm24::{Form, Plan, Straight, Tiling, Transposed, plans, spmm24, spmm24_transposed},
 };
 
 use crate::support::{Poisoned, affordable, gaussian, on_gpu, refused, upload};
@@ -191,7 +191,7 @@ fn bad_operands_are_refused() {
         let d = device.alloc::<bf16>("d", [40, 72]).expect("memory");
         let scratch = device.alloc::<f32>("scratch", [1, 0]).expect("memory");
         let good = Transposed { a, b: wide, bias: None, d, scratch };
-        let plan = plans(device, Form::Transposed, [72, 40, 64], 16).expect("plans")[0];
+        let plan = plans(device, Form::Transposed, [72, 40, 64]).expect("plans")[0];
         let mut refuse = |operands, plan| refused(spmm24_transposed(device, &operands, plan));
         let few = wide.rows(0..39);
         assert_eq!(refuse(Transposed { b: few, ..good }, plan), ("shape", "d"));
@@ -199,15 +199,12 @@ fn bad_operands_are_refused() {
         assert_eq!(refuse(Transposed { d: narrow, ..good }, plan), ("shape", "d"));
         let within = d.columns(0..64);
         assert_eq!(refuse(Transposed { b: within, ..good }, plan), ("alias", "d"));
-        if let Plan::Wgmma(wgmma) = plan {
-            assert_eq!(refuse(Transposed { b: odd, ..good }, plan), ("alignment", "b"));
-            let bad = Plan::Wgmma(Wgmma { sweep: 0, ..wgmma });
-            assert_eq!(refuse(good, bad), ("plan", ""));
-        }
-        spmm24_transposed(device, &Transposed { b: odd, ..good }, Plan::Mma)
-            .expect("narrow rows suffice");
+        assert_eq!(refuse(Transposed { b: odd, ..good }, plan), ("alignment", "b"));
+        let tiling = Tiling { sweep: 0, ..plan.tiling() };
+        let bad = if let Plan::Mma(_) = plan { Plan::Mma(tiling) } else { Plan::Wgmma(tiling) };
+        assert_eq!(refuse(good, bad), ("plan", ""));
         let a = Compressed::alloc(device, "a", [70, 64]).expect("memory");
-        let short = spmm24_transposed(device, &Transposed { a, ..good }, Plan::Mma);
+        let short = spmm24_transposed(device, &Transposed { a, ..good }, plan);
         assert_eq!(refused(short), ("semantics", ""));
     });
 }
@@ -228,7 +225,7 @@ fn products_of_a_large_matrix_are_exact() {
             let expected =
                 Array2::from_shape_fn((m, n), |(row, column)| product[[row % PANEL, column]]);
             let (a, b) = (compressed(device, &repeated(&panel, m)), b.mapv(bf16::from_f32));
-            for plan in plans(device, form, [m, n, k], 16).expect("plans") {
+            for plan in plans(device, form, [m, n, k]).expect("plans") {
                 let d = multiply(device, form, a, &b, None, plan);
                 assert_eq!(first_difference(&d, &expected), None, "{plan}, {:?}", [m, n, k]);
             }
@@ -286,21 +283,28 @@ fn reference(a: &Compressed24<bf16>, b: &Array2<f32>) -> Array2<f32> {
 
 /// The offered plans, and variants with other schedules.
 fn all_plans(device: &mut Device, form: Form, [m, n, k]: [usize; 3]) -> Vec<Plan> {
-    let inner = if form == Form::Transposed { [k, m] } else { [n, n] };
-    let alignment = if inner.iter().all(|length| length % 8 == 0) { 16 } else { 8 };
-    let offered = plans(device, form, [m, n, k], alignment).expect("plans");
-    let more = offered.iter().flat_map(|&plan| match plan {
-        Plan::Mma => vec![],
-        Plan::Wgmma(wgmma) => {
-            let parts = k.div_ceil(64).min(3) as u32;
-            vec![
-                Wgmma { split: 1, parts, residents: 2, ..wgmma },
-                Wgmma { sweep: 1, split: 0, parts: 1, residents: 5, ..wgmma },
-            ]
-        }
+    let offered = plans(device, form, [m, n, k]).expect("plans");
+    let more = offered.iter().flat_map(|&plan| {
+        let of = |tiling| match plan {
+            Plan::Mma(_) => Plan::Mma(tiling),
+            Plan::Wgmma(_) => Plan::Wgmma(tiling),
+        };
+        let parts = k.div_ceil(64).min(3) as u32;
+        [
+            of(Tiling { split: 1, parts, residents: 2, ..plan.tiling() }),
+            of(Tiling { sweep: 1, split: 0, parts: 1, residents: 5, ..plan.tiling() }),
+        ]
     });
-    let more: Vec<Plan> = more.map(Plan::Wgmma).collect();
+    let more: Vec<Plan> = more.collect();
     [offered, more].concat()
+}
+
+/// Rows that begin at multiples of 16 bytes, with NaN between them.
+fn padded(device: &mut Device, from: &Array2<bf16>) -> Matrix<bf16> {
+    let (rows, columns) = from.dim();
+    let mut wide = Array2::from_elem((rows, columns.next_multiple_of(8)), bf16::NAN);
+    wide.slice_mut(s![.., ..columns]).assign(from);
+    upload(device, &wide).columns(0..columns)
 }
 
 fn compressed(device: &mut Device, a: &Compressed24<bf16>) -> Compressed {
@@ -345,21 +349,23 @@ fn multiply(
     let scratch = poisoned_scratch.matrix;
     let d = match form {
         Form::Transposed => {
-            let b = upload(device, &b.t().as_standard_layout().into_owned());
+            let b = padded(device, &b.t().to_owned());
             let bias = addend.map(|bias| upload(device, bias));
-            let d = Poisoned::<bf16>::new(device, [n, m]);
-            if plan != Plan::Mma {
+            let wide = m.next_multiple_of(8);
+            let d = Poisoned::<bf16>::new(device, [n, wide]);
+            if matches!(plan, Plan::Wgmma(_)) {
                 // The sanitizer does not see TMA stores, and would report the result as
                 // uninitialized.
                 device.fill_bytes(d.matrix, 0xff).expect("filled");
             }
-            let operands = Transposed { a, b, bias, d: d.matrix, scratch };
+            let operands = Transposed { a, b, bias, d: d.matrix.columns(0..m), scratch };
             spmm24_transposed(device, &operands, plan).expect("queued");
             let d = d.read(device).into_iter().map(bf16::to_f32).collect();
-            Array2::from_shape_vec((n, m), d).expect("the shape").reversed_axes()
+            let d = Array2::from_shape_vec((n, wide), d).expect("the shape");
+            d.slice_move(s![.., ..m]).reversed_axes()
         }
         Form::Straight => {
-            let b = upload(device, b);
+            let b = padded(device, b);
             let d = Poisoned::<f32>::new(device, [m, n]);
             let accumulate = match addend {
                 Some(before) => {

@@ -110,8 +110,8 @@ impl Recipe {
         if self.replicas.get() > 1 && !(is_divided && self.replicas.is_power_of_two()) {
             let problem = format!(
                 "expected a power of two that divides the micro-batches of every step, {first}{}, \
-                    found {}; each rank has at least one, so raise \
-                    batch.gradient_accumulation_steps, or start fewer ranks",
+                    found {}; unless it is set, it is the number of ranks, and the micro-batches \
+                    are batch.gradient_accumulation_steps",
                 if first == last { String::new() } else { format!(" to {last}") },
                 self.replicas
             );

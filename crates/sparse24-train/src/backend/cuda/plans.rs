@@ -24,8 +24,6 @@ pub(super) struct SparsePlans(HashMap<(Form, [usize; 3]), Plan>);
 const FORMS: [(Form, &str); 2] = [(Form::Transposed, "transposed"), (Form::Straight, "straight")];
 const GEMM: &str = "gemm";
 const SPMM24: &str = "spmm24";
-/// Where rows of all operands begin, in bytes.
-const ALIGNMENT: usize = 16;
 
 impl SparsePlans {
     /// Computes a product by its plan, the fastest where none was taken over. `run` queues it.
@@ -42,7 +40,7 @@ impl SparsePlans {
         let plan = match self.0.get(&(form, shape)) {
             Some(plan) => *plan,
             None => {
-                let candidates = plans(gpu, form, shape, ALIGNMENT)?;
+                let candidates = plans(gpu, form, shape)?;
                 match accumulate {
                     Accumulate::Add => candidates[0],
                     Accumulate::Overwrite => {
@@ -51,7 +49,7 @@ impl SparsePlans {
                         let fastest =
                             gpu.fastest(&candidates, |gpu, plan| run(gpu, memory, *plan))?;
                         let fastest =
-                            fastest.expect("every GPU has the plan mma, and no time is infinite");
+                            fastest.expect("every GPU has a plan, and no time is infinite");
                         *self.0.entry((form, shape)).or_insert(fastest)
                     }
                 }
