@@ -205,8 +205,8 @@ pub const SOURCES: &[Source] = sources! {
         "column_mask_search_f32", "column_mask_search_bf16",
     ], ALL, Off;
     "mask_search_peers" Mask: ["greedy_mask_search_f32", "pattern_mask_search_f32"], ALL, Off;
-    "mma_peers" DenseProduct: ["mma_peer_transposed", "mma_peer_straight"], ALL, On,
-        "HMMA" in "mma_peer" on ALL;
+    "mma_peers" DenseProduct: ["mma_peer_transposed", "mma_peer_straight"], HOPPER, On,
+        "HMMA" in "mma_peer" on HOPPER;
     "mvue_compress" Mvue: ["mvue_compress_exact", "mvue_compress_approximate"], ALL, Off;
     "norm" Norm: [
         "norm_forward_1", "norm_forward_2", "norm_forward_4", "norm_forward_8",

@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// A setting of the step, e.g. `model.layers=6`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "step")]
     settings: Vec<String>,
+    /// Compute the step's sparse products as on GPUs other than Hopper
+    #[arg(long, requires = "step")]
+    without_wgmma: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {

@@ -1,8 +1,8 @@
 //! The sparse products of a layer, compared with cuSPARSELt and cuBLASLt.
 //!
 //! A product is timed with the fastest of its plans, and with the fastest of those that every GPU
-//! has; so is the dense product by the loop of the latter. TFLOP/s count the dense product, 2 m n
-//! k; the floor assumes twice the dense rate. Sampled elements are compared with f64.
+//! has; so is the dense product by the loop of the latter. TFLOP/s count the dense product, 2 m n k;
+//! the floor assumes twice the dense rate. Sampled elements are compared with f64.
 
 use half::bf16;
 use ndarray::Array2;
@@ -387,7 +387,10 @@ fn mma_peer(
     };
     let launch = move |device: &mut Device, &(b, d): &(Matrix<bf16>, Matrix<bf16>)| {
         let [m, n, k] = shape.map(|size| size as u32);
-        let arguments = arguments![a, b, d, m, n, k, rows, across, rows.min(16), rows * across];
+        let strides = [shape_of_a, shape_of_b, shape_of_d].map(|[_, stride]| stride as u64);
+        let operands = arguments![a, strides[0], b, strides[1], d, strides[2], m, n, k];
+        let schedule = arguments![rows, across, rows.min(16), rows * across, 1u32];
+        let arguments = [&operands[..], &schedule].concat();
         device.launch(kernel, grid, &arguments)
     };
     launch(device, &sets[0])?;

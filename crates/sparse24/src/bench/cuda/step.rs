@@ -92,7 +92,10 @@ pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
     let mut recipe = config.recipe(config.usual_vocabulary())?;
     let interval = refresh_often(&mut recipe);
     let signals = Signals::take()?;
-    let backend = CudaBackend::open(args.override_settings(config.backend.settings()))?;
+    let mut backend = CudaBackend::open(args.override_settings(config.backend.settings()))?;
+    if args.without_wgmma {
+        backend.gpu().leave_wgmma_out();
+    }
     let profile = backend.profile();
     let mut trainer = Trainer::new(Box::new(backend), recipe.clone())?;
     trainer.interrupt_on(signals.any());
