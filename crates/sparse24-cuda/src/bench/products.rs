@@ -1,8 +1,8 @@
 //! The sparse products of a layer, compared with cuSPARSELt and cuBLASLt.
 //!
 //! A product is timed with the fastest of its plans, and with the fastest of those that every GPU
-//! has; so is the dense product by the loop of the latter. TFLOP/s count the dense product, 2 m n k;
-//! the floor assumes twice the dense rate. Sampled elements are compared with f64.
+//! has; so is the dense product by the loop of the latter. TFLOP/s count the dense product, 2 m n
+//! k; the floor assumes twice the dense rate. Sampled elements are compared with f64.
 
 use half::bf16;
 use ndarray::Array2;
