@@ -127,7 +127,7 @@ fn a_resume_changes_settings_from_there_on() {
     place.answer("resume run --set run.eval_tokens=24 --set steps=18");
     place.answer("resume run --set run.eval_tokens=0 --set method.name=sr-ste --set steps=20");
     place.edit("run/config.toml", "size = 5", "size = 4");
-    place.refuses("resume run", 3, "batch.size = 5*batch.size = 4 now*--allow batch.size");
+    place.refuses("resume run", 3, "batch.size = 5*now has batch.size = 4*--allow batch.size");
 }
 
 #[test]
