@@ -92,23 +92,6 @@ template <int LEFT> __device__ __forceinline__ void fetches_wait() {
     __syncthreads();
 }
 
-__device__ __forceinline__ uint4 load_matrices(u32 address) {
-    uint4 x;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
-    uint4 x;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
-
 // The low word of wgmma's descriptor of a slab; the high word selects the 128-byte swizzle, with
 // 1024 bytes between groups of eight rows. Addresses in units of 16 bytes can be added.
 __device__ __forceinline__ u32 descriptor(u32 address) { return 1 << 16 | address >> 4; }

@@ -33,23 +33,6 @@ __device__ __forceinline__ void store4(u32 shared, u32 x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
 
-// Four 8x8 matrices of bf16: lane l gives the address of row l%8 of matrix l/8, and has two
-// elements of row l/4 of each, or, if they are transposed, of column l/4.
-template <bool TRANSPOSED> __device__ __forceinline__ uint4 load_matrices(u32 from) {
-    uint4 x;
-    if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(from)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(from)
-                     : "memory");
-    return x;
-}
-
 // Transposes an 8x8 matrix of 16-bit elements across a warp.
 __device__ __forceinline__ u32 transposed_matrix(u32 x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
@@ -153,7 +136,6 @@ struct Mma {
     static constexpr u32 TOKENS = 16, PITCH = 32 * SLABS + 16;
     static_assert(WARP_ROWS * WARP_COLUMNS * TOKENS * PITCH <= STAGE);
 
-    static constexpr u32 SLABS_OF_WARP = SLABS;
     using Sums = float[SLABS][4 * TILES];
 
     const Work& work;
@@ -249,7 +231,7 @@ struct Mma {
             u32 step = position / TILES, tile = position % TILES;
             u32 from = STRAIGHT ? ((stage + of_b) ^ (tile * 16)) + step * 64 * COLUMNS
                                 : ((stage + of_b) ^ (step * 64)) + tile * 1024;
-            fb[position % RING] = load_matrices<STRAIGHT>(from);
+            fb[position % RING] = STRAIGHT ? load_matrices_transposed(from) : load_matrices(from);
         };
         auto read_a = [&](u32 stage, u32 step, u32 slab) {
             if constexpr (DENSE) {
@@ -258,7 +240,8 @@ struct Mma {
                     u32 from = STRAIGHT ? ((stage + of_a) ^ (slab % 4 * 32)) + slab / 4 * 128 +
                                               (step * 32 + half * 16) * 2 * ROWS
                                         : ((stage + of_a) ^ (step * 64 + half * 32)) + slab * 2048;
-                    fa[step][slab][half] = load_matrices<STRAIGHT>(from);
+                    fa[step][slab][half] =
+                        STRAIGHT ? load_matrices_transposed(from) : load_matrices(from);
                 }
             } else {
                 fa[step][slab][0] = load16(stage + of_a + slab * 1024 + step * 512);
@@ -354,6 +337,13 @@ struct Mma {
                     make_float4(x[i][4 * j], x[i][4 * j + 1], x[i][4 * j + 2], x[i][4 * j + 3]);
         }
     }
+    // Stores f32.
+    __device__ __forceinline__ void store_rows(const Sums& x, u32 row, u32 column,
+                                               const Rows& to) const {
+#pragma unroll
+        for (u32 i = 0; i < SLABS; ++i)
+            store_straight(x[i], row + 16 * i, column, to, work.m, work.n);
+    }
     // Stores bf16, transposed, through `shared`.
     __device__ __forceinline__ void store_transposed(const Sums& x, u32 shared,
                                                      u32 row, u32 column, const float* bias,
@@ -418,9 +408,7 @@ __device__ __forceinline__ void product_straight(const Operand& a, const Operand
     Product product(work, a, b, values, metadata, kept(threadIdx.x), kept(shared_address(memory)));
     product.run([&](const typename Product::Sums& x, u32, u32 index, u32 row, u32 column) {
         if (index < work.whole)
-#pragma unroll
-            for (u32 i = 0; i < Product::SLABS_OF_WARP; ++i)
-                store_straight(x[i], row + 16 * i, column, to, work.m, work.n);
+            product.store_rows(x, row, column, to);
         else
             product.store_part(x, partial, index, row, column);
     });

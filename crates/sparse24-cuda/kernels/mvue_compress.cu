@@ -34,13 +34,6 @@ __device__ __forceinline__ void copy8(u32 to, const void* from, u32 count) {
         : "memory");
 }
 
-__device__ __forceinline__ void load_transposed(u32 from, u32& a, u32& b, u32& c, u32& d) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                 : "r"(from)
-                 : "memory");
-}
-
 // Forces the value to be computed here.
 __device__ __forceinline__ void pin(uint4& x) {
     asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w));
@@ -123,9 +116,10 @@ __device__ __forceinline__ void compress(const bf16* dz, u64 stride, u32 p, u32 
         u32 word = 0;
 #pragma unroll(ESTIMATOR == Estimator::Approximate ? 1 : 2)
         for (u32 half = 0; half < 2; ++half) {
-            u32 x[8], kept[4], nibbles;
-            load_transposed((from + buffer) ^ half << 4, x[0], x[1], x[2], x[3]);
-            load_transposed(((from + buffer) ^ half << 4) + 8 * 128, x[4], x[5], x[6], x[7]);
+            u32 at = (from + buffer) ^ half << 4;
+            uint4 low = load_matrices_transposed(at), high = load_matrices_transposed(at + 8 * 128);
+            u32 x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, kept[4],
+                nibbles;
             if constexpr (ESTIMATOR == Estimator::Approximate) {
                 uint4 own = half == 0 ? words[0] : words[1];
                 nibbles = mvue_approximate(

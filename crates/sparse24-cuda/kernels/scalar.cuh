@@ -51,6 +51,24 @@ __device__ __forceinline__ u32 load4(u32 shared) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
     return x;
 }
+// Four 8x8 matrices of bf16: lane l gives the address of row l%8 of matrix l/8, and has two
+// elements of row l/4 of each, or, if they are transposed, of column l/4.
+__device__ __forceinline__ uint4 load_matrices(u32 shared) {
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(shared)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ uint4 load_matrices_transposed(u32 shared) {
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(shared)
+                 : "memory");
+    return x;
+}
 
 // Sums over the lanes of a warp, the same bits in every lane.
 __device__ __forceinline__ float warp_sum(float x) {

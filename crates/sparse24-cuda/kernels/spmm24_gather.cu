@@ -27,7 +27,7 @@ __device__ __forceinline__ Sum sum_of(const float4* partial, const Work& work, u
 extern "C" __global__ void __launch_bounds__(128, 8)
     spmm24_gather(const float4* __restrict__ partial, float* d, u64 d_stride, u32 accumulate, u32 m,
                   u32 n, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts, u32 blocks,
-                   u32 columns) {
+                  u32 columns) {
     Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns,
                      blockIdx.y);
     if (sum.row >= m) return;
