@@ -1,5 +1,5 @@
 //! The sparse x dense product on sparse tensor cores: kernels with TMA and wgmma for Hopper, and
-//! kernels with cp.async and mma for every other GPU.
+//! kernels with cp.async and mma for every GPU.
 //!
 //! The instruction takes its sparse operand on the left. A layer whose activations are rows of
 //! features therefore computes the transpose of its result, and the kernel transposes it back while

@@ -42,10 +42,15 @@ impl Stop {
 
 /// Whether another case may still succeed.
 const fn is_of_one_case(error: &Error) -> bool {
-    use Error::{Blas, Compile, Function, Library, OutOfMemory};
+    use Error::{Blas, Compile, Function, Library, OutOfMemory, Unserved};
     matches!(
         error,
-        OutOfMemory { .. } | Library { .. } | Function { .. } | Compile { .. } | Blas { .. }
+        OutOfMemory { .. }
+            | Library { .. }
+            | Function { .. }
+            | Compile { .. }
+            | Blas { .. }
+            | Unserved { .. }
     )
 }
 
@@ -75,9 +80,10 @@ mod tests {
         };
         let function = Error::Function { library: Library::CublasLt, file: "l".into(), name: "f" };
         let blas = Error::Blas { what: "a product".into(), code: "X".into() };
+        let unserved = Error::Unserved { operation: "a product", architecture: Architecture::Sm80 };
         let driver = Error::Driver { what: "a launch".into(), code: "Y".into() };
         let defect = Error::Capturing { operation: "upload" };
-        for error in [&compile, &function, &blas] {
+        for error in [&compile, &function, &blas, &unserved] {
             let reason = error.to_string();
             assert_eq!(Stop::Error(error.clone()).outcome(), Ok(Outcome::Unmeasured { reason }));
         }

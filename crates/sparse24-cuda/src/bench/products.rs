@@ -192,11 +192,7 @@ fn sparse(
 
     let offered = plans(device, form, shape)?;
     let of_every_gpu = |plan: &Plan| matches!(plan, Plan::Mma(_));
-    let (mut hopper, mma): (Vec<Plan>, Vec<Plan>) =
-        offered.iter().partition(|plan| !of_every_gpu(plan));
-    if hopper.is_empty() {
-        hopper.clone_from(&mma);
-    }
+    let (mma, hopper): (Vec<Plan>, Vec<Plan>) = offered.iter().partition(|plan| of_every_gpu(plan));
     let most = offered.iter().map(|plan| plan.scratch()).max().unwrap_or(0);
     let scratch = device.alloc("scratch", [1, most])?;
     let (shape_of_b, shape_of_d, bytes_of_d, rounded) = match form {
@@ -230,20 +226,17 @@ fn sparse(
         let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
         Contestant::new(name, sets.clone(), launch)
     };
-    let (best, mut plans) = fastest(bench, &hopper, &sets)?;
+    let own = if which == Plans::Mma || hopper.is_empty() { &mma } else { &hopper };
+    let (best, plans) = fastest(bench, own, &sets)?;
     let mut without = Vec::new();
-    let mut contestants = Vec::new();
+    let mut contestants = vec![contestant("itself", best)];
     match which {
         Plans::Mma => {
-            let (best_mma, times) = fastest(bench, &mma, &sets)?;
-            contestants.push(contestant("itself", best_mma));
-            if hopper != mma {
-                contestants.push(contestant("wgmma", best));
+            if !hopper.is_empty() {
+                contestants.push(contestant("wgmma", fastest(bench, &hopper, &sets)?.0));
             }
-            plans = times;
         }
         Plans::Fastest => {
-            contestants.push(contestant("itself", best));
             let verified =
                 |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
             match cusparselt(bench, form, shape, &pruned, &sets, verified) {
