@@ -153,21 +153,10 @@ impl Checks<'_> {
 
     /// No two of the operands that were checked overlap, unless both have the name `read`.
     pub(crate) fn all_apart(&mut self, read: &str) -> Result<(), Error> {
-        self.spans.retain(|(_, span)| !span.is_empty());
-        self.spans.sort_by_key(|(_, span)| span.start);
-        // The operand so far that ends last: of all, and of those with another name.
-        let mut last = [("", 0); 2];
-        for (name, span) in &self.spans {
-            let is_read = *name == read;
-            let (other, end) = last[usize::from(is_read)];
-            if span.start < end {
-                let (output, other) = if is_read { (other, *name) } else { (*name, other) };
-                return Err(Error::Alias { operation: self.operation, output, other });
-            }
-            let of = if is_read { &mut last[..1] } else { &mut last[..] };
-            of.iter_mut().filter(|(_, end)| *end < span.end).for_each(|at| *at = (name, span.end));
+        match overlap(&mut self.spans, read) {
+            None => Ok(()),
+            Some([output, other]) => Err(Error::Alias { operation: self.operation, output, other }),
         }
-        Ok(())
     }
 
     /// A size that is at most `limit`.
@@ -208,5 +197,46 @@ impl Checks<'_> {
         }
         let expected = [found[0], found[1].next_multiple_of(step)];
         Err(Error::Shape { operation: self.operation, operand, expected, found })
+    }
+}
+
+/// Two operands that overlap, unless both have the name `read`: first one that has another name.
+fn overlap(spans: &mut Vec<(&'static str, Range<u64>)>, read: &str) -> Option<[&'static str; 2]> {
+    spans.retain(|(_, span)| !span.is_empty());
+    spans.sort_by_key(|(_, span)| span.start);
+    // The operand so far that ends last: of all, and of those with another name.
+    let mut last = [("", 0); 2];
+    for (name, span) in spans {
+        let is_read = *name == read;
+        let (other, end) = last[usize::from(is_read)];
+        if span.start < end {
+            return Some(if is_read { [other, name] } else { [name, other] });
+        }
+        let of = if is_read { &mut last[..1] } else { &mut last[..] };
+        of.iter_mut().filter(|(_, end)| *end < span.end).for_each(|at| *at = (name, span.end));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::overlap;
+
+    #[test]
+    fn only_operands_that_are_read_may_overlap() {
+        let cases: [(&[_], _); 8] = [
+            (&[("w", 0..4), ("w", 4..8), ("r", 8..9)], None),
+            (&[("r", 0..8), ("r", 2..6), ("r", 4..9)], None),
+            (&[("w", 3..3), ("r", 0..8)], None),
+            (&[("w", 0..4), ("w", 3..5)], Some(["w", "w"])),
+            (&[("w", 0..4), ("r", 3..5)], Some(["w", "r"])),
+            (&[("r", 0..4), ("w", 3..5)], Some(["w", "r"])),
+            // Not the operand just before it.
+            (&[("r", 0..9), ("r", 1..2), ("w", 3..5)], Some(["w", "r"])),
+            (&[("w", 0..9), ("r", 9..10), ("w", 8..9)], Some(["w", "w"])),
+        ];
+        for (spans, expected) in cases {
+            assert_eq!(overlap(&mut spans.to_vec(), "r"), expected, "{spans:?}");
+        }
     }
 }
