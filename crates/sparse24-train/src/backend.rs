@@ -341,9 +341,9 @@ pub trait Backend: Memory + Send {
     fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
         reduce::through_host(self, stages, group)
     }
-    /// Starts stages of [`Backend::reduce`], which ends them, beside the operations that follow:
-    /// none of those touches their tensors. Part of a [`Backend::graph`], unless there are no
-    /// stages. Returns whether the device can; if not, it has done nothing.
+    /// Starts stages that [`Backend::reduce`] will finish, beside the operations that follow, none
+    /// of which touches their tensors. Part of a [`Backend::graph`], unless there are no stages.
+    /// Returns whether the device can do so; if not, nothing was done.
     ///
     /// # Errors
     /// Errors of [`Backend::reduce`].

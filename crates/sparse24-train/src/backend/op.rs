@@ -53,7 +53,7 @@ macro_rules! operations {
 use operations;
 
 impl Op<'_> {
-    /// The gradients of parameters, and the like, that it writes.
+    /// The gradients of parameters that it writes.
     pub fn gradients(&self) -> impl Iterator<Item = Tensor> {
         let gradients = match self {
             Self::Dense(op) => op.gradients(),

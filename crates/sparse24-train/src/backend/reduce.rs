@@ -27,8 +27,8 @@ const LINE: usize = 64;
 /// additions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stage {
-    /// The [gradients](super::Op::gradients) that a backward pass has written when the stage may
-    /// start, if all before it have: none that is written later is among its tensors.
+    /// How many [gradients](super::Op::gradients) a backward pass has written before the stage may
+    /// start, after all before it. No later write touches its tensors.
     pub after: usize,
     /// Tensors without gaps, and the ranks to which they are sent.
     pub sent: Vec<(usize, Tensor)>,

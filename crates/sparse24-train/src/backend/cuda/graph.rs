@@ -13,7 +13,7 @@ use crate::{
 
 /// A part that ran once: its plans are chosen, its kernels loaded, its scratch allocated.
 pub(super) struct Captured {
-    /// None before the capture.
+    /// Empty before the capture.
     segments: Vec<Segment>,
     writes: Writes,
 }
@@ -59,10 +59,13 @@ impl CudaBackend {
         } else {
             self.gpu.start_capture()?;
             self.capture = Some(Vec::new());
-            let queued = work(self);
-            let last = self.end_segment(&[]);
+            let queued = work(self).and_then(|()| self.end_segment(&[]));
             let segments = self.capture.take().unwrap_or_default();
-            queued.and(last)?;
+            if queued.is_err() {
+                // What was captured of it is not wanted.
+                let _ = self.gpu.end_capture();
+            }
+            queued?;
             segments
         };
         self.graphs.insert(id, Captured { segments, writes: self.writes });
