@@ -22,7 +22,7 @@ pub(super) struct Function {
     /// Whether it is a kernel rather than a function that a kernel calls.
     entry: bool,
     registers: u32,
-    /// Static; the dynamic shared memory is not in the log.
+    /// Shared memory; the log knows only what is static.
     pub(super) shared: u32,
     /// Stores and loads together.
     spills: u32,
