@@ -63,8 +63,6 @@ pub const DEFECTS: &[(&str, &str, usize)] = &[
 /// If one is not noticed.
 pub fn assert_noticed(open: impl Fn() -> Box<dyn Backend>) {
     for &(kind, operation, outputs) in DEFECTS {
-        let mut sound = Hooked::new(open(), Box::new(|backend, _, op| backend.execute(op)));
-        check_fixed(operation, &mut *sound);
         for output in 0..outputs {
             let planted = format!("({kind}(");
             let hook = move |backend: &mut dyn Backend, op: &Op<'_>| {
