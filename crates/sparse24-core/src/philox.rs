@@ -59,7 +59,7 @@ impl Philox4x32 {
 #[repr(u8)]
 pub enum Purpose {
     /// Initial weights.
-    Initialisation = 1,
+    Initialization = 1,
     /// The windows of the corpus in a batch.
     DataOrder = 2,
     /// Dropout masks.

@@ -26,7 +26,7 @@ use crate::{
     dropout::{apply, draw},
     math,
     product::{Left, PAD, product},
-    simd::vectorised,
+    simd::vectorized,
 };
 
 /// Query rows per block.
@@ -283,7 +283,7 @@ fn forward_head(
                     Accumulate::Overwrite,
                 );
                 let (mut maxima, mut inverses) = ([0.0; BLOCK], [0.0; BLOCK]);
-                vectorised(
+                vectorized(
                     #[inline(always)]
                     || {
                         for (row, scores) in scores.chunks_exact_mut(stride).take(rows).enumerate()
@@ -391,7 +391,7 @@ fn backward_head(
                 if let Some(dropout) = dropout {
                     task.drop_rows(first..end, dropout, ds, stride);
                 }
-                vectorised(
+                vectorized(
                     #[inline(always)]
                     || {
                         let blocks =
@@ -462,7 +462,7 @@ fn gradient_row(p: &mut [f32], ds: &mut [f32], visible: usize, lse: f32, project
 
 /// to = scale * x, with rows `stride` apart and padded with zeros.
 fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
-    vectorised(
+    vectorized(
         #[inline(always)]
         || {
             for (row, to) in x.rows().into_iter().zip(to.chunks_exact_mut(stride)) {
@@ -480,7 +480,7 @@ fn copy(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize, scale: f32) {
 /// to = x^T, with rows `stride` apart.
 fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
     const TOGETHER: usize = 8;
-    vectorised(
+    vectorized(
         #[inline(always)]
         || {
             for (i, rows) in x.axis_chunks_iter(Axis(0), TOGETHER).enumerate() {
@@ -505,7 +505,7 @@ fn transpose(x: ArrayView2<'_, f32>, to: &mut [f32], stride: usize) {
 
 /// Row i of to = scale(i) * row i of x; the rows of x are `stride` apart.
 fn paste(x: &[f32], stride: usize, mut to: ArrayViewMut2<'_, f32>, scale: impl Fn(usize) -> f32) {
-    vectorised(
+    vectorized(
         #[inline(always)]
         || {
             for (row, (x, mut to)) in x.chunks_exact(stride).zip(to.rows_mut()).enumerate() {

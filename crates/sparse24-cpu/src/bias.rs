@@ -4,7 +4,7 @@ use ndarray::{Array1, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, check, elementwise, simd::vectorised};
+use crate::{Error, check, elementwise, simd::vectorized};
 
 /// z += bias in every row: z `[p, r]`, bias `[r]`.
 ///
@@ -43,7 +43,7 @@ pub fn bias_grad(
         .into_par_iter()
         .map(|block| {
             let mut sums = Array1::zeros(block.ncols());
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || {
                     for row in block.rows() {

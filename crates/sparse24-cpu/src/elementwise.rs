@@ -5,7 +5,7 @@
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis};
 
-use crate::simd::vectorised;
+use crate::simd::vectorized;
 
 /// Elements per task: a few microseconds of the cheapest kernel.
 const TASK: usize = 16 * 1024;
@@ -41,7 +41,7 @@ fn split<const I: usize, const O: usize, K>(
 {
     let (rows, columns) = outputs[0].dim();
     if rows * columns <= TASK {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || leaf(&inputs, &mut outputs, kernel),
         );

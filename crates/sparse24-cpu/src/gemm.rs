@@ -9,7 +9,7 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, CowArray, Ix2};
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, bias::bias_forward, check, math, simd::vectorised};
+use crate::{Error, bias::bias_forward, check, math, simd::vectorized};
 
 /// C = A B, or C += A B: A `[m, k]`, B `[k, n]`, C `[m, n]`.
 ///
@@ -164,7 +164,7 @@ fn vector_matrix(x: &[f32], b: ArrayView2<'_, f32>, c: &mut [f32], accumulate: A
     let n = c.len();
     c.par_chunks_mut(OUTPUTS).enumerate().for_each(|(i, c)| {
         let first = i * OUTPUTS;
-        vectorised(
+        vectorized(
             #[inline(always)]
             || match rows {
                 Some(rows) => {

@@ -4,7 +4,7 @@
 use ndarray::{ArrayViewMut1, ArrayViewMut2, s};
 use rayon::prelude::*;
 
-use crate::{Error, check, math, simd::vectorised};
+use crate::{Error, check, math, simd::vectorized};
 
 /// Rows per task.
 const ROWS: usize = 16;
@@ -48,7 +48,7 @@ pub fn head_loss(
     let rows = check::elements_mut("head_loss", "logits", logits)?.par_chunks_mut(ROWS * v.max(1));
     let losses = rows.zip(targets.par_chunks(ROWS)).enumerate().map(|(task, (rows, targets))| {
         let mut loss = 0.0;
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 for (i, (row, &target)) in rows.chunks_exact_mut(v).zip(targets).enumerate() {

@@ -6,7 +6,7 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, check, math, simd::vectorised};
+use crate::{Error, check, math, simd::vectorized};
 
 /// Rows per task, and per partial sum of the parameter gradients.
 const ROWS: usize = 32;
@@ -56,7 +56,7 @@ pub fn norm_forward(
     x.par_chunks(ROWS * c).zip(residual).zip(y.zip(stats)).enumerate().for_each(
         |(i, ((x, residual), (y, stats)))| {
             let delta = delta.map(|delta| &delta[i * ROWS * c..][..x.len()]);
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || forward_rows(x, delta, gamma, beta, epsilon, residual, y, stats),
             );
@@ -161,7 +161,7 @@ pub fn norm_backward(
         .zip(stats.zip(dx))
         .map(|((dy, residual), (stats, dx))| {
             let mut sums = vec![0.0; wanted];
-            vectorised(
+            vectorized(
                 #[inline(always)]
                 || backward_rows(dy, residual, stats, gamma, dx, accumulate_dx, &mut sums),
             );

@@ -10,7 +10,7 @@ use sparse24_core::{
     op::{Adam, MaskedDecay, Optimizer, StepState, UpdateRule},
 };
 
-use crate::{Error, check, simd::vectorised};
+use crate::{Error, check, simd::vectorized};
 
 /// Elements per task, a multiple of [`PIECE`].
 const TASK: usize = 16 * 1024;
@@ -137,7 +137,7 @@ impl Scalars<'_> {
     ) {
         let [on_gradient, on_weight] = self.weight_decay;
         let [masked_gradient, masked_weight] = self.masked_decay;
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(m.chunks_mut(PIECE));
@@ -235,7 +235,7 @@ pub fn l1_distance(a: &[f32], b: &[f32]) -> Result<f64, Error> {
 /// The sum of `term` over matching elements, in the order of [`squared_norm`].
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f64 + Sync) -> f64 {
     let blocks = a.par_chunks(TASK).zip(b.par_chunks(TASK)).map(|(a, b)| {
-        vectorised(
+        vectorized(
             #[inline(always)]
             || {
                 let mut lanes = [0.0f64; 16];

@@ -11,7 +11,7 @@ use sparse24_core::{
     prune::{self, ValueMap},
 };
 
-use crate::{Error, check, compressed, simd::vectorised, tasks};
+use crate::{Error, check, compressed, simd::vectorized, tasks};
 
 /// S(w) `[r, q]`: pruned elements are +0, kept ones are unchanged to the bit.
 ///
@@ -32,7 +32,7 @@ pub fn masked<T: Element>(
         let w = w.index_axis(Axis(0), row);
         let tiles = &mask.tiles()[row / 4 * (q / 4)..][..q / 4];
         match (out.as_slice_mut(), w.to_slice()) {
-            (Some(out), Some(w)) => vectorised(
+            (Some(out), Some(w)) => vectorized(
                 #[inline(always)]
                 || masked_row(w, tiles, 4 * (row % 4), out),
             ),

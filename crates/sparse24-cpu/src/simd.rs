@@ -1,7 +1,7 @@
 //! Instruction-set levels, and all unsafe code of this crate.
 //!
 //! A kernel is written once, in safe code. Either it is a plain loop, compiled for the widest level
-//! by `vectorised`, or it is a `Kernel`, generic over the operations of one level
+//! by `vectorized`, or it is a `Kernel`, generic over the operations of one level
 //! (`Vector`). Each level is a token that only its detection can create, so holding one proves
 //! that its instructions may run. Except in `Vector::mul_add`, multiplications and additions are
 //! never fused, so a kernel without it gives the same bits at every level.
@@ -112,7 +112,7 @@ impl Available {
 
 /// Runs `work` compiled for the highest level of this machine. Only code that is inlined into
 /// `work` is compiled for that level, so `work` must be `#[inline(always)]`.
-pub(crate) fn vectorised<R>(work: impl FnMut() -> R) -> R {
+pub(crate) fn vectorized<R>(work: impl FnMut() -> R) -> R {
     // A closure called by value goes through a shim that is not inlined; one called by reference
     // does not.
     struct ByReference<F>(F);

@@ -3,7 +3,7 @@
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2};
 use sparse24_core::{Element, compressed::Compressed24};
 
-use crate::{Error, check, simd::vectorised, tasks};
+use crate::{Error, check, simd::vectorized, tasks};
 
 /// D `[m, n]` = decode(A) `[m, k]` B `[k, n]`.
 ///
@@ -28,7 +28,7 @@ pub fn spmm24<T: Element>(
                 let value = values[[row, 2 * group + at]].to_f32();
                 let b = b.row(4 * group + usize::from(i));
                 let b = b.to_slice().expect("rows are contiguous");
-                vectorised(
+                vectorized(
                     #[inline(always)]
                     || sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += value * b),
                 );

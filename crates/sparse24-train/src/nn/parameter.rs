@@ -310,7 +310,7 @@ fn drawn(
     elements: usize,
     four_of: impl Fn([u32; 4]) -> [f32; 4] + Sync,
 ) -> Vec<f32> {
-    let site = Site::new(Purpose::Initialisation, number as u32);
+    let site = Site::new(Purpose::Initialization, number as u32);
     let stream = Stream::new(seed, site, 0, 0);
     let mut values = vec![0.0; elements];
     let calls = values.par_chunks_mut(4).enumerate().with_min_len(1024);

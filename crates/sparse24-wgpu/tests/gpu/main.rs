@@ -57,7 +57,7 @@ impl Bits {
     }
 
     fn words(self, count: usize, seed: u64) -> Vec<u32> {
-        let stream = Stream::new(seed, Site::new(Purpose::Initialisation, 9), 0, 0);
+        let stream = Stream::new(seed, Site::new(Purpose::Initialization, 9), 0, 0);
         let words = (0..count.div_ceil(4) as u32).flat_map(|call| stream.words(call));
         words.take(count).map(|word| self.draw(word)).collect()
     }
