@@ -305,8 +305,19 @@ async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
     Ok(found.swap_remove(number))
 }
 
-/// All adapters, the fastest kind first.
+/// All adapters, the fastest kind first. A process looks for them once, because drivers limit the
+/// number of instances. A page gets one device of an adapter, so it looks again.
 async fn adapters() -> Vec<wgpu::Adapter> {
+    #[cfg(target_family = "wasm")]
+    return found().await;
+    #[cfg(not(target_family = "wasm"))]
+    {
+        static FOUND: std::sync::OnceLock<Vec<wgpu::Adapter>> = std::sync::OnceLock::new();
+        FOUND.get_or_init(|| pollster::block_on(found())).clone()
+    }
+}
+
+async fn found() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
