@@ -86,7 +86,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     pass.run(OptimizerStep { table, optimizer: &recipe.optimizer, decay })?;
 
     let elements = |count: usize| count as u64;
-    let parameters = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
+    let parameters: u64 = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
     let sparsifiable: u64 =
         allocated.parameters.sparsifiable().map(|p| elements(p.weight.elements())).sum();
     let rows: u64 = allocated.parameters.sparsifiable().map(|p| elements(p.weight.shape[0])).sum();
