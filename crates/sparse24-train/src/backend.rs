@@ -156,6 +156,9 @@ pub struct BackendEntry {
     pub placement: fn(usize) -> Placement,
     /// Its capabilities, known without a device.
     pub capabilities: fn() -> Capabilities,
+    /// Its capabilities on the GPU or adapter of this number, as far as they are known before it
+    /// is opened; `None` where they depend on an adapter and this machine has none.
+    pub device_capabilities: fn(usize) -> Result<Option<Capabilities>, Error>,
     /// How much memory it takes, known without a device.
     pub footprint: fn() -> Box<dyn Footprint>,
     /// Opens the device.
@@ -169,6 +172,7 @@ pub const BACKENDS: &[BackendEntry] = &[
         name: "cpu",
         placement: |_| Placement::Host,
         capabilities: || Capabilities::unlimited("cpu"),
+        device_capabilities: |_| Ok(Some(Capabilities::unlimited("cpu"))),
         footprint: || Box::new(cpu::CpuFootprint),
         open: |settings| Ok(Box::new(cpu::CpuBackend::new(settings.arithmetic))),
     },
@@ -177,6 +181,7 @@ pub const BACKENDS: &[BackendEntry] = &[
         name: "cuda",
         placement: |_| Placement::Device,
         capabilities: cuda::capabilities,
+        device_capabilities: |_| Ok(Some(cuda::capabilities())),
         footprint: || Box::new(cuda::CudaFootprint),
         open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
     },
@@ -185,6 +190,7 @@ pub const BACKENDS: &[BackendEntry] = &[
         name: "wgpu",
         placement: wgpu::placement,
         capabilities: wgpu::capabilities,
+        device_capabilities: wgpu::device_capabilities,
         footprint: || Box::new(wgpu::WgpuFootprint),
         open: |settings| Ok(Box::new(wgpu::WgpuBackend::open(settings)?)),
     },

@@ -41,6 +41,8 @@ pub struct Estimate {
     pub sparse_share: f64,
     /// Bytes of one checkpoint's tensors, except for a few numbers.
     pub checkpoint_bytes: u64,
+    /// Bytes of main memory that the device needs to copy them to the host.
+    pub staging_bytes: u64,
 }
 
 impl Estimate {
@@ -84,7 +86,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     pass.run(OptimizerStep { table, optimizer: &recipe.optimizer, decay })?;
 
     let elements = |count: usize| count as u64;
-    let parameters = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
+    let parameters: u64 = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
     let sparsifiable: u64 =
         allocated.parameters.sparsifiable().map(|p| elements(p.weight.elements())).sum();
     let rows: u64 = allocated.parameters.sparsifiable().map(|p| elements(p.weight.shape[0])).sum();
@@ -98,6 +100,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     let floats = 2
         + u64::from(recipe.optimizer.rule.adam().is_some())
         + u64::from(recipe.ema_decay.is_some());
+    let checkpoint_bytes = parameters.saturating_mul(4 * floats).saturating_add(masks);
     Ok(Estimate {
         parameters,
         sparsifiable,
@@ -111,6 +114,7 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
         tokens_per_step: recipe.tokens_per_step(),
         flops_per_step: micro_steps * counter.flops / f64::from(recipe.steps),
         sparse_share: sparse_flops / counter.flops,
-        checkpoint_bytes: parameters.saturating_mul(4 * floats).saturating_add(masks),
+        checkpoint_bytes,
+        staging_bytes: (backend.footprint)().staging(checkpoint_bytes),
     })
 }

@@ -23,8 +23,8 @@ use sparse24_core::{
 use crate::{
     Error,
     backend::{
-        Backend, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region, ShapeOnly,
-        Stage, TableId, Tensor,
+        Backend, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region, Stage,
+        TableId, Tensor,
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     group::{Group, Solo},
@@ -212,7 +212,7 @@ impl Trainer {
         recipe.check(&capabilities)?;
         ranks::check(&recipe, world)?;
         // What the device cannot hold is refused before it allocates anything.
-        Allocated::new(&mut ShapeOnly::within(capabilities), &recipe, world)?;
+        recipe.check_tensors(capabilities, world)?;
         let allocated = Allocated::new(&mut *backend, &recipe, world)?;
         let exchange = ranks::exchange(&allocated, &recipe, group.rank())?;
         allocated.parameters.initialize(&mut *backend, recipe.seed)?;

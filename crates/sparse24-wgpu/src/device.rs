@@ -69,10 +69,18 @@ impl Device {
     /// software adapters are.
     #[must_use]
     pub fn is_in_main_memory(number: usize) -> bool {
-        pollster::block_on(adapters()).get(number).is_some_and(|adapter| {
+        pollster::block_on(adapter(number)).is_ok_and(|adapter| {
             let kind = adapter.get_info().device_type;
             matches!(kind, wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::Cpu)
         })
+    }
+
+    /// The largest matrix in bytes on an adapter, which is not opened.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`].
+    pub fn largest_on(number: usize) -> Result<u64, Error> {
+        pollster::block_on(adapter(number)).map(|adapter| largest(&adapter.limits()))
     }
 
     /// Opens an adapter without testing it.
@@ -80,12 +88,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened.
     pub(crate) async fn request_untested(number: usize) -> Result<Self, Error> {
-        let mut found = adapters().await;
-        if number >= found.len() {
-            let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
-            return Err(Error::NoAdapter { number, found });
-        }
-        let adapter = found.swap_remove(number);
+        let adapter = adapter(number).await?;
         let descriptor =
             wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
         let (device, queue) = adapter
@@ -146,11 +149,10 @@ impl Device {
         Arrivals::new(&self.device, &self.queue)
     }
 
-    /// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
+    /// The largest matrix in bytes.
     #[must_use]
     pub fn largest(&self) -> u64 {
-        let limits = self.device.limits();
-        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
+        largest(&self.device.limits())
     }
 
     /// Sets the step state that the following operations read.
@@ -288,8 +290,34 @@ fn grid(groups: usize) -> [u32; 2] {
     [groups.div_ceil(rows) as u32, rows as u32]
 }
 
-/// All adapters, the fastest kind first.
+/// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
+fn largest(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
+}
+
+/// The adapter of a number.
+async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
+    let mut found = adapters().await;
+    if number >= found.len() {
+        let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
+        return Err(Error::NoAdapter { number, found });
+    }
+    Ok(found.swap_remove(number))
+}
+
+/// All adapters, the fastest kind first. A process looks for them once, because drivers limit the
+/// number of instances. A page gets one device of an adapter, so it looks again.
 async fn adapters() -> Vec<wgpu::Adapter> {
+    #[cfg(target_family = "wasm")]
+    return found().await;
+    #[cfg(not(target_family = "wasm"))]
+    {
+        static FOUND: std::sync::OnceLock<Vec<wgpu::Adapter>> = std::sync::OnceLock::new();
+        FOUND.get_or_init(|| pollster::block_on(found())).clone()
+    }
+}
+
+async fn found() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);

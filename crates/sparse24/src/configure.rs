@@ -1,8 +1,10 @@
-//! The arguments that several commands share: how a configuration is resolved.
+//! The arguments that several commands share: how a configuration is resolved, and on which backend
+//! a model is computed.
 
 use std::path::{Path, PathBuf};
 
-use sparse24_run::config::Config;
+use sparse24_run::{ErrorKind, config::Config, run::Model};
+use sparse24_train::trainer::Trainer;
 
 use crate::failure::{Exit, Failure};
 
@@ -96,4 +98,47 @@ impl Configure {
         let (preset, file) = (self.preset.as_deref().or(preset), self.config.as_deref());
         Ok(Config::resolve_over(preset, given, file, &settings)?)
     }
+}
+
+/// The backend of a model that is not trained.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Computing {
+    /// Backend: cpu, cuda or wgpu, with its default settings [default: the run's, with the run's]
+    #[arg(long)]
+    backend: Option<String>,
+    /// One setting of the backend, e.g. `backend.gpu=1`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+}
+
+impl Computing {
+    /// Chooses the backend of a model; a setting that does not concern the backend is refused.
+    pub(crate) fn choose(&self, mut model: Model) -> Result<Model, Failure> {
+        if let Some(other) = self.settings.iter().find(|set| !set.starts_with("backend.")) {
+            let problem = format!("--set: expected a setting of the backend, found {other}");
+            return Err(Failure::new(Exit::Usage, problem));
+        }
+        let mut settings = Vec::new();
+        if let Some(name) = &self.backend {
+            settings = ["gpu=0", "arithmetic=native", "exchange=auto"]
+                .map(|default| format!("backend.{default}"))
+                .into();
+            settings.push(format!("backend.name={}", quote(name)));
+        }
+        settings.extend_from_slice(&self.settings);
+        model.config = model.config.with_settings(&settings)?;
+        Ok(model)
+    }
+}
+
+/// Loads a model on its backend.
+pub(crate) fn load(model: Model) -> Result<Trainer, Failure> {
+    let advice = match &*model.config.backend.name {
+        "cpu" => "",
+        _ => "; or compute on the processor, with --backend cpu",
+    };
+    model.into_trainer().map_err(|error| match error.kind() {
+        ErrorKind::Device => Failure::new(Exit::Device, format!("{error}{advice}")),
+        _ => error.into(),
+    })
 }

@@ -32,9 +32,10 @@ pub(crate) struct Args {
     /// Folder where runs would be written
     #[arg(long, default_value = "runs")]
     out: PathBuf,
-    /// Index of the GPU to open, in the driver's order
-    #[arg(long, value_name = "NUMBER", default_value = "0")]
-    gpu: usize,
+    /// Index of the GPU to open, in the driver's order; one that no backend can open is a problem
+    /// [default: 0, if there is one]
+    #[arg(long, value_name = "NUMBER")]
+    gpu: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -83,7 +84,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let platforms = PLATFORMS.iter().map(survey).collect();
     let memory = machine::memory();
-    let settings = BackendSettings { gpu: args.gpu, ..BackendSettings::default() };
+    let settings = BackendSettings { gpu: args.gpu.unwrap_or(0), ..BackendSettings::default() };
+    let backends: Vec<_> = BACKENDS.iter().map(|entry| open(entry, settings.clone())).collect();
+    let is_open = |of: &Backend| of.name != "cpu" && of.problem.is_none();
+    let missing = args.gpu.filter(|_| !backends.iter().any(is_open));
+    let missing = missing.map(|number| format!("--gpu {number}: no backend can open this GPU"));
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
@@ -91,9 +96,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         memory_available_mib: memory.as_ref().map(|memory| memory.available >> 20),
         memory,
         platforms,
-        backends: BACKENDS.iter().map(|entry| open(entry, settings.clone())).collect(),
+        backends,
         out: args.out.clone(),
-        problem: write_problem(&args.out),
+        problem: write_problem(&args.out).or(missing),
     };
     if args.json {
         print_json(&report)?;

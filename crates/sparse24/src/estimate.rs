@@ -12,7 +12,7 @@ use sparse24_train::estimate::{Estimate, estimate};
 use crate::{
     configure::Configure,
     failure::Failure,
-    output::{counted, print_json, say},
+    output::{counted, note, print_json, say},
 };
 
 /// Estimate parameters, memory, floating-point operations and time of a configuration
@@ -76,6 +76,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
+    match (backend.device_capabilities)(config.backend.gpu)? {
+        Some(capabilities) => recipe.check_tensors(capabilities, 1)?,
+        None => note("no adapter: its limits for tensors were not checked"),
+    }
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let placement = (backend.placement)(config.backend.gpu);
     let (host_bytes, memory) = (host_bytes(&estimate, placement), machine::memory());

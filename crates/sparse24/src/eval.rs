@@ -18,6 +18,7 @@ use sparse24_train::{
 };
 
 use crate::{
+    configure::{Computing, load},
     failure::{Exit, Failure},
     output::{counted, note, note_outside, say, word},
     progress::WorkProgress,
@@ -32,6 +33,8 @@ pub(crate) struct Args {
     runs: Vec<PathBuf>,
     #[command(flatten)]
     choice: Choice,
+    #[command(flatten)]
+    computing: Computing,
     /// Data to use instead of the run's: a text file, a folder of text files, or token shards
     /// (only shards if the model has no tokenizer); for a fine-tuned model, a folder of its task,
     /// or a file of questions
@@ -182,7 +185,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
-    let model = args.choice.read(run)?;
+    let model = args.computing.choose(args.choice.read(run)?)?;
     let config = model.config.clone();
     on_threads(config.backend.threads, || {
         let data = match &args.data {
@@ -214,7 +217,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let masks = model.checkpoint.mask_hash().map(|hash| hash.to_hex().to_string());
-        let mut trainer = model.into_trainer()?;
+        let mut trainer = load(model)?;
         let recipe = trainer.recipe();
         let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));

@@ -45,8 +45,8 @@ pub(crate) struct Args {
     /// Where rank 0, on machine 0, listens for the others [default: a free port of this machine]
     #[arg(long, value_name = "HOST:PORT")]
     rendezvous: Option<String>,
-    /// train or resume with its arguments, after `--`
-    #[arg(required = true, last = true, value_name = "COMMAND")]
+    /// train or resume with its arguments
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
@@ -61,8 +61,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if n == 0 || nodes == 0 {
         return refuse("-n, --nodes: expected at least 1");
     }
-    if !["train", "resume"].contains(&args.command[0].as_str()) {
-        return refuse("launch: expected train or resume after --");
+    if !matches!(args.command.first().map(String::as_str), Some("train" | "resume")) {
+        return refuse("launch: expected a command, as in `launch -n 2 -- train`, or resume");
     }
     let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
     let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {

@@ -6,6 +6,7 @@ use serde_json::json;
 use sparse24_run::{config::ModelKind, run::Sampler};
 
 use crate::{
+    configure::{Computing, load},
     eval::Which,
     failure::{Exit, Failure},
     output::{self, say},
@@ -17,6 +18,8 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
+    #[command(flatten)]
+    computing: Computing,
     /// Text to continue [default: a line feed, or token 0 if the tokenizer has none]
     #[arg(long)]
     prompt: Option<String>,
@@ -54,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if top_k == 0 {
         return wrong("--top-k: expected at least 1, found 0".to_owned());
     }
-    let mut model = args.which.read()?;
+    let mut model = args.computing.choose(args.which.read()?)?;
     if !model.recipe().model.generates() {
         let is_tuned = model.recipe().model.prediction().is_some();
         let what = match model.config.model.kind {
@@ -89,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 Err(error) => return wrong(format!("--prompt: {error}")),
             },
         };
-        let mut trainer = model.into_trainer()?;
+        let mut trainer = load(model)?;
         for number in 0..u64::from(args.num_samples) {
             let sampler = Sampler { temperature, top_k, seed: seed.wrapping_add(number) };
             let mut tokens = prompt.clone();

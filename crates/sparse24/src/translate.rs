@@ -14,6 +14,7 @@ use sparse24_run::{
 };
 
 use crate::{
+    configure::{Computing, load},
     eval::Which,
     failure::{Exit, Failure},
     output::{note, say},
@@ -27,6 +28,8 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
+    #[command(flatten)]
+    computing: Computing,
     /// File with the sentences [default: standard input]
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
@@ -61,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     {
         return wrong(format!("--out: would replace {}, which is read", path.display()));
     }
-    let mut model = args.which.read()?;
+    let mut model = args.computing.choose(args.which.read()?)?;
     let recipe = model.recipe();
     let run = args.which.run.display();
     let Some(longest) = model.config.pair_source().map(|source| source.longest) else {
@@ -116,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = model.config.clone();
     let signals = Signals::listen_for_stop()?;
     on_threads(config.backend.threads, || {
-        let mut trainer = model.into_trainer()?;
+        let mut trainer = load(model)?;
         let most = trainer.recipe().batch.size;
         if !(1..=most).contains(&beam) {
             return wrong(format!("--beam: expected 1 to {most} for this model, found {beam}"));

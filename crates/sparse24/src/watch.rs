@@ -18,7 +18,7 @@ use sparse24_lab::report::View;
 
 use crate::{
     failure::{Exit, Failure},
-    output::{counted, note, say},
+    output::{counted, note, say, word},
     signals::Signals,
 };
 
@@ -49,6 +49,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let signals = Signals::listen_for_stop()?;
+    if let Some(file) = args.runs.iter().find(|path| path.is_file()) {
+        let problem = format!("{}: is a file, expected a run directory", word(file));
+        return Err(Failure::new(Exit::Input, problem));
+    }
     let view = View::read(&args.runs)?;
     let failure = |error: &dyn std::fmt::Display| {
         let sentence = format!("cannot listen on 127.0.0.1:{}: {error}", args.port);

@@ -374,14 +374,16 @@ fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error>
 }
 
 /// Bytes of main memory that a run needs, besides its data: the copy of the state from which a
-/// checkpoint is written and, where the backend computes in main memory, all else.
+/// checkpoint is written, with the buffers through which it arrives, and, where the backend computes
+/// in main memory, all else.
 #[must_use]
 pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
     let computing = match placement {
         Placement::Host => estimate.device_bytes(),
         Placement::Device => 0,
     };
-    estimate.checkpoint_bytes.saturating_add(computing)
+    let copies = estimate.checkpoint_bytes.saturating_add(estimate.staging_bytes);
+    copies.saturating_add(computing)
 }
 
 /// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a

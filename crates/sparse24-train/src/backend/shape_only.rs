@@ -37,6 +37,10 @@ pub trait Footprint: Send {
     fn scratch(&self, _: &Op<'_>) -> [u64; POOLS] {
         [0; POOLS]
     }
+    /// Bytes of main memory through which the tensors of a checkpoint, of so many bytes, are copied.
+    fn staging(&self, _: u64) -> u64 {
+        0
+    }
     /// Bytes of library workspaces and the device's context, which no tensor accounts for.
     fn overhead(&self) -> u64 {
         0

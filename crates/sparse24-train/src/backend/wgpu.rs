@@ -82,6 +82,23 @@ pub fn placement(number: usize) -> Placement {
     if Gpu::is_in_main_memory(number) { Placement::Host } else { Placement::Device }
 }
 
+/// The limits on the adapter of this number, before it is opened; `None` if there are no adapters.
+///
+/// # Errors
+/// [`Error::Device`] if there are others only.
+pub fn device_capabilities(number: usize) -> Result<Option<Capabilities>, Error> {
+    match Gpu::largest_on(number) {
+        Ok(bytes) => Ok(Some(with_tensors_of(bytes))),
+        Err(sparse24_wgpu::Error::NoAdapter { found, .. }) if found.is_empty() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The limits of a device whose tensors have at most so many bytes.
+fn with_tensors_of(bytes: u64) -> Capabilities {
+    Capabilities { most_elements: (bytes / 4) as usize, ..capabilities() }
+}
+
 impl WgpuBackend {
     /// Opens and tests an adapter.
     ///
@@ -153,7 +170,7 @@ impl Backend for WgpuBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { most_elements: (self.gpu.largest() / 4) as usize, ..capabilities() }
+        with_tensors_of(self.gpu.largest())
     }
 
     fn set_step(&mut self, state: StepState) -> Result<(), Error> {

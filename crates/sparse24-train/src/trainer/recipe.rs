@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 
 use sparse24_core::op::Accumulate;
 
+use super::Allocated;
 use crate::{
     Error,
-    backend::{Backend, Capabilities},
+    backend::{Backend, Capabilities, ShapeOnly},
     method::{Method, Phase},
     model::{ActivationCheckpointing, ModelSpec},
     nn::{BatchShape, NoWeightDecay, Pass},
@@ -127,5 +128,13 @@ impl Recipe {
         }
         let requirements = self.model.requirements(self.batch, self.dropout);
         requirements.iter().try_for_each(|requirement| capabilities.check(requirement))
+    }
+
+    /// Whether a device with these capabilities can hold its tensors on one of `world` ranks.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the key that shrinks the first tensor that is too large.
+    pub fn check_tensors(&self, capabilities: Capabilities, world: usize) -> Result<(), Error> {
+        Allocated::new(&mut ShapeOnly::within(capabilities), self, world).map(drop)
     }
 }

@@ -141,6 +141,17 @@ impl Device {
         Ok(Matrix { buffer: self.buffers.len() - 1, offset: 0, shape, stride: shape[1] })
     }
 
+    /// Replaces the memory of a matrix, all of its buffer, by zeroed memory of another shape; queued
+    /// and recorded work keeps the former memory.
+    ///
+    /// # Errors
+    /// Errors of [`Self::alloc`].
+    pub fn realloc(&mut self, m: Matrix, name: &str, shape: [usize; 2]) -> Result<Matrix, Error> {
+        let other = self.alloc(name, shape, self.buffers[m.buffer].purpose)?;
+        self.buffers.swap_remove(m.buffer);
+        Ok(Matrix { buffer: m.buffer, ..other })
+    }
+
     /// A buffer, or the error that there is no memory for it.
     fn create(&self, name: &str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer, Error> {
         self.check()?;

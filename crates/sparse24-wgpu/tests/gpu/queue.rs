@@ -83,6 +83,10 @@ fn recorded_work_is_done_again() {
         device.replay(&recorded).unwrap();
         assert_eq!(device.download(y).unwrap(), [value; 8]);
     }
+    let y = device.realloc(y, "y", [2, 8]).unwrap();
+    assert_eq!(device.held("test"), 4 * (8 + 16));
+    device.replay(&recorded).unwrap();
+    assert_eq!(device.download(y).unwrap(), [0; 16], "recorded work keeps the former memory");
 }
 
 #[test]

@@ -68,6 +68,41 @@ fn the_moving_average_is_kept_evaluated_and_exported() {
 }
 
 #[test]
+fn a_model_is_computed_on_the_backend_that_is_named() {
+    let place = Place::trained("--set backend.arithmetic=bf16");
+    let loss = |more: &str| place.json(&format!("eval run --json {more}"))["loss"].clone();
+    let sample =
+        |more: &str| place.answer(&format!("sample run --temperature 0 --tokens 9 {more}"));
+    let (own, cpu) = (loss(""), loss("--backend cpu"));
+    assert_ne!(own, cpu, "the default is f32");
+    assert_eq!(own, loss("--set backend.arithmetic=bf16"));
+    for (line, code, pattern) in [
+        ("--backend tpu", 2, "backend.name: *tpu*cpu"),
+        ("--set backend.number=1", 2, "backend: *number*gpu"),
+        ("--set steps=13", 2, "--set: *backend*steps=13"),
+    ] {
+        place.refuses(&format!("eval run {line}"), code, pattern);
+        place.refuses(&format!("sample run {line}"), code, pattern);
+    }
+    if !cfg!(feature = "wgpu") {
+        return;
+    }
+    let line = "--backend wgpu --set backend.gpu=99";
+    place.refuses(&format!("eval run {line}"), 6, "adapter 99*--backend cpu");
+    place.refuses(&format!("sample run {line}"), 6, "adapter 99*--backend cpu");
+    let adapters = place.json("doctor --json")["wgpu"]["adapters"].as_array().unwrap().len();
+    if adapters == 0 && std::env::var_os("SPARSE24_REQUIRE_WGPU").is_none() {
+        println!("skipped: no adapter");
+        return;
+    }
+    let line = "--backend wgpu --set backend.arithmetic=bf16";
+    place.refuses(&format!("eval run {line}"), 2, "backend.arithmetic: *wgpu*f32");
+    let difference = loss("--backend wgpu").as_f64().unwrap() - cpu.as_f64().unwrap();
+    assert!(difference.abs() <= 1e-5, "sums of f32 in another order: {difference}");
+    assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
+}
+
+#[test]
 fn the_loss_does_not_depend_on_the_batch_size() {
     let place = Place::new();
     // 2000 validation tokens: more than one evaluation batch, fewer than a training batch.

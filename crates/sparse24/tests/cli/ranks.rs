@@ -154,7 +154,7 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
         Some(run)
     });
     assert_eq!(place.checkpoints(&run).len(), 1);
-    place.answer(&format!("launch -n 2 -- resume {run}"));
+    place.answer(&format!("launch -n 2 resume {run} --json"));
     assert!(place.saved(&run, 600) == place.saved("whole", 600));
     assert_eq!(place.timeless(&run), place.timeless("whole"));
 }
@@ -222,7 +222,8 @@ fn ranks_that_do_not_fit_are_refused() {
             "SPARSE24_RANK: expected*below 2, found 2",
         ),
         ("launch -n 0 -- train", 2, "at least 1"),
-        ("launch -n 2 -- report run", 2, "train or resume"),
+        ("launch -n 2", 2, "`launch -n 2 -- train`"),
+        ("launch -n 2 report run", 2, "`launch -n 2 -- train`"),
         ("launch -n 1 --nodes 2 -- train", 2, "--node: required"),
         ("launch -n 1 --nodes 2 --node 2 -- train", 2, "below --nodes"),
         ("launch -n 1 --nodes 2 --node 0 -- train", 2, "--rendezvous: required"),

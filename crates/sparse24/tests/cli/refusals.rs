@@ -118,6 +118,25 @@ fn two_processes_never_write_one_run() {
     place.answer("resume next --allow batch");
 }
 
+/// Of any adapter: kernels count the bytes of a binding in 32 bits.
+#[cfg(feature = "wgpu")]
+#[test]
+fn an_estimate_refuses_what_an_adapter_cannot_bind() {
+    let place = Place::new();
+    let line = |more: &str| format!("estimate {TINY} --backend wgpu --set {more}");
+    if place.notes(&line("seed=7")).contains("its limits for tensors were not checked") {
+        assert!(std::env::var_os("SPARSE24_REQUIRE_WGPU").is_none(), "there is no adapter");
+        return;
+    }
+    for (more, code, pattern) in [
+        ("batch.size=16777216", 2, "batch.size: *tensors of at most*wgpu"),
+        ("model.d_model=65536 --set model.heads=512", 2, "model.d_model: *tensors of at most"),
+        ("backend.gpu=99", 6, "no GPU adapter 99"),
+    ] {
+        place.refuses(&line(more), code, pattern);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_model_beyond_the_memory_is_refused() {

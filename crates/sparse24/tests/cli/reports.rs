@@ -118,6 +118,8 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     }
     assert!(place.tree("") == before);
 
+    let (_, err) = place.exits("doctor --gpu 99", 1);
+    assert_eq!(err, "error: --gpu 99: no backend can open this GPU\n");
     let problem = "text is not a folder: runs cannot be written to text/runs";
     let (_, err) = place.exits("doctor --out text/runs", 1);
     assert_eq!(err, format!("error: {problem}\n"));

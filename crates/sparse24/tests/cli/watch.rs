@@ -129,4 +129,5 @@ fn clients_that_are_wrong_slow_or_many_get_nothing_and_stop_nothing() {
     assert!(served, "connections that are gone are counted");
     place.refuses(&format!("watch run --port {}", watch.port), 4, "127.0.0.1:*--port");
     place.refuses(&format!("watch {}", "run ".repeat(17)), 2, "at most 16 runs*");
+    place.refuses("watch run text", 3, "text: is a file*run directory");
 }

@@ -31,13 +31,13 @@ pub(super) fn grown(
     scratch: &mut Option<Matrix>,
     elements: usize,
 ) -> Result<Matrix, Error> {
-    match *scratch {
-        Some(whole) if whole.elements() >= elements => Ok(whole),
-        _ => {
-            let name = "scratch of operations";
-            Ok(*scratch.insert(gpu.alloc(name, [1, elements], Region::Scratch.name())?))
-        }
-    }
+    let (name, shape) = ("scratch of operations", [1, elements]);
+    let whole = match *scratch {
+        Some(whole) if whole.elements() >= elements => whole,
+        Some(less) => gpu.realloc(less, name, shape)?,
+        None => gpu.alloc(name, shape, Region::Scratch.name())?,
+    };
+    Ok(*scratch.insert(whole))
 }
 
 impl Buffers {

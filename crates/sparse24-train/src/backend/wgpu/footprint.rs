@@ -33,6 +33,11 @@ impl Footprint for WgpuFootprint {
         Parameters::scratch_bytes(table.iter().map(|entry| entry.weight.elements()))
     }
 
+    /// All tensors are copied to buffers that the host can map, at once.
+    fn staging(&self, checkpoint: u64) -> u64 {
+        checkpoint
+    }
+
     fn scratch(&self, op: &Op<'_>) -> [u64; POOLS] {
         let Op::Dense(op) = op else { return [0; POOLS] };
         let losses = match op {
