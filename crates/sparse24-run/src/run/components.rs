@@ -374,8 +374,8 @@ fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error>
 }
 
 /// Bytes of main memory that a run needs, besides its data: the copy of the state from which a
-/// checkpoint is written, with the buffers through which it arrives, and, where the backend computes
-/// in main memory, all else.
+/// checkpoint is written, the buffers through which it arrives, and, where the backend computes in
+/// main memory, all else.
 #[must_use]
 pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
     let computing = match placement {

@@ -37,7 +37,7 @@ pub trait Footprint: Send {
     fn scratch(&self, _: &Op<'_>) -> [u64; POOLS] {
         [0; POOLS]
     }
-    /// Bytes of main memory through which the tensors of a checkpoint, of so many bytes, are copied.
+    /// Bytes of main memory through which a checkpoint with tensors of so many bytes is copied.
     fn staging(&self, _: u64) -> u64 {
         0
     }

@@ -141,8 +141,8 @@ impl Device {
         Ok(Matrix { buffer: self.buffers.len() - 1, offset: 0, shape, stride: shape[1] })
     }
 
-    /// Replaces the memory of a matrix, all of its buffer, by zeroed memory of another shape; queued
-    /// and recorded work keeps the former memory.
+    /// Replaces the whole buffer of a matrix by a zeroed one of another shape; queued and recorded
+    /// work keeps the former memory.
     ///
     /// # Errors
     /// Errors of [`Self::alloc`].

@@ -118,7 +118,7 @@ fn two_processes_never_write_one_run() {
     place.answer("resume next --allow batch");
 }
 
-/// Of any adapter: kernels count the bytes of a binding in 32 bits.
+/// No adapter can bind more than 4 GiB, because kernels count the bytes of a binding in 32 bits.
 #[cfg(feature = "wgpu")]
 #[test]
 fn an_estimate_refuses_what_an_adapter_cannot_bind() {
