@@ -32,7 +32,7 @@ pub(crate) const RICH: Shape = Shape {
     refresh: 4,
     every: 7,
     switch: 50,
-    settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set \
+    settings: "--set model.d_model=32 --set model.d_ff=64 --set model.dropout=0.1 --set \
                batch.gradient_accumulation_steps=3 --set run.eval_every=9",
 };
 
