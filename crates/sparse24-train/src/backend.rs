@@ -348,13 +348,15 @@ pub trait Backend: Memory + Send {
         reduce::through_host(self, stages, group)
     }
     /// Starts stages that [`Backend::reduce`] will finish, beside the operations that follow, none
-    /// of which touches their tensors. Part of a [`Backend::graph`], unless there are no stages.
-    /// Returns whether the device can do so; if not, nothing was done.
-    ///
-    /// # Errors
-    /// Errors of [`Backend::reduce`].
-    fn start_reduce(&mut self, _: &[Stage]) -> Result<bool, Error> {
-        Ok(false)
+    /// of which touches their tensors. Part of a [`Backend::graph`]. There are stages only if
+    /// [`Backend::can_overlap`].
+    fn start_reduce(&mut self, stages: &[Stage]) -> Result<(), Error> {
+        assert!(stages.is_empty(), "this backend cannot overlap");
+        Ok(())
+    }
+    /// Whether gradients can be exchanged while the device computes.
+    fn can_overlap(&self) -> bool {
+        false
     }
     /// The outcome of the step: `losses` `[micro-batches, 1]`, gradient norm, flag.
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error>;

@@ -107,7 +107,7 @@ impl Pass<'_> {
         self.written += ops.iter().flat_map(Op::gradients).count();
         let due = self.stages.iter().take_while(|stage| stage.after <= self.written).count();
         let due = self.stages.split_off(..due).expect("a part");
-        if due.is_empty() { Ok(()) } else { self.backend.start_reduce(due).map(drop) }
+        if due.is_empty() { Ok(()) } else { self.backend.start_reduce(due) }
     }
 
     /// The dropout at a site; none when its probability is 0.

@@ -349,7 +349,7 @@ impl Trainer {
         };
         let mut targets = Vec::new();
         let of_replica = micro_steps / self.recipe.replicas;
-        let (share, overlaps) = (self.share(step), self.overlaps()?);
+        let (share, overlaps) = (self.share(step), self.overlaps());
         for (row, micro_step) in share.clone().enumerate() {
             self.check_interrupt()?;
             let shape = self.prepare_batch(objective, StepState { micro_step, ..state })?;
@@ -369,7 +369,7 @@ impl Trainer {
                 let pass = recipe.pass(backend, &phase, shape);
                 let mut pass = Pass { accumulate, stages, ..pass };
                 model.train(&mut pass)?;
-                pass.backend.start_reduce(pass.stages).map(drop)
+                pass.backend.start_reduce(pass.stages)
             })?;
             backend.run(Copy { from: model.loss(), to: losses.rows(row..row + 1) })?;
             let done = row as u32 + 1;

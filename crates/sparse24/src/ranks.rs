@@ -34,6 +34,9 @@ pub(crate) struct Ranks {
     /// Seconds without a sign of life after which a rank counts as gone
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     peer_timeout: u16,
+    /// Seconds that the others wait for a rank that shows signs of life but makes no progress
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
+    stall_timeout: u16,
 }
 
 /// The variables that hold the secret of a run, or name its file.
@@ -83,6 +86,7 @@ impl Ranks {
         let joining = Joining {
             secret,
             peer_timeout: Duration::from_secs(self.peer_timeout.max(2).into()),
+            stall_timeout: Duration::from_secs(self.stall_timeout.max(2).into()),
             wait: WAIT,
             note: Arc::new(|line| note(line)),
             lost: Arc::new(|line| {

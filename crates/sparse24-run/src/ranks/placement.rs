@@ -237,7 +237,9 @@ mod tests {
         placement(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Environments as launchers make them, without what is not read.
+    /// Environments without what is not read. Those of srun (Slurm 22.05.8; the number of the job
+    /// is changed), srun in a batch script, Open MPI 4.1.4 and MPICH 4.0.2 (and a `MASTER_ADDR`)
+    /// are recorded. torchrun's follows `torch/distributed/elastic/agent/server` of PyTorch.
     #[test]
     fn every_launcher_is_recognized() {
         let torchrun = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 \
@@ -246,17 +248,21 @@ mod tests {
         let srun = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 \
             SLURM_JOB_ID=70001 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=4,3 \
             SLURM_STEP_NODELIST=n[07-08]";
+        let batch = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1 SLURM_NODEID=1 \
+            SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=2(x2) \
+            SLURM_STEP_NODELIST=n[07-08] SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2";
         let ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
-            OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prterun-1@1";
-        let mpich = "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 MASTER_ADDR=::1 \
+            OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=1536294913";
+        let mpich = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_ADDR=::1 \
             MASTER_PORT=4000";
         let launch = "SPARSE24_RANK=1 SPARSE24_WORLD=8 SPARSE24_LOCAL_RANK=1 \
             SPARSE24_LOCAL_WORLD=8 SPARSE24_RENDEZVOUS=[::1]:80";
         for (environment, expected) in [
             (torchrun, ("torchrun", [3, 4, 1, 2], "head", 29401..=29416, "none.2")),
             (srun, ("srun", [5, 7, 1, 3], "n07", 63_248..=63_263, "70001.0")),
-            (ompi, ("mpirun (Open MPI)", [1, 2, 1, 2], "127.0.0.1", 29500..=29515, "prterun-1@1")),
-            (mpich, ("mpirun (MPICH)", [0, 2, 0, 1], "::1", 4000..=4015, "")),
+            (ompi, ("mpirun (Open MPI)", [1, 2, 1, 2], "127.0.0.1", 29500..=29515, "1536294913")),
+            (batch, ("srun", [3, 4, 1, 2], "n07", 61_472..=61_487, "2.0")),
+            (mpich, ("mpirun (MPICH)", [1, 2, 1, 2], "::1", 4000..=4015, "")),
             (launch, ("sparse24", [1, 8, 1, 8], "::1", 80..=80, "")),
             (
                 &format!("{srun} {torchrun}"),
@@ -278,8 +284,10 @@ mod tests {
             "WORLD_SIZE=2",
             "RANK=0 WORLD_SIZE=1",
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0",
-            // A batch script of Slurm, and a pod of an Indexed Job, are one process.
-            "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_LOCALID=0",
+            // A batch script of Slurm (recorded), and a pod of an Indexed Job (as Kubernetes
+            // documents it), are one process.
+            "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_ID=2 \
+             SLURM_TASKS_PER_NODE=2(x2) SLURM_NODELIST=n[07-08]",
             "JOB_COMPLETION_INDEX=1",
         ] {
             assert_eq!(of(environment).unwrap(), None, "{environment}");

@@ -35,6 +35,9 @@ pub struct Joining {
     pub secret: Secret,
     /// The longest silence of a rank before it counts as gone.
     pub peer_timeout: Duration,
+    /// The longest time that a rank other than rank 0, which alone saves and decides, may keep this
+    /// one waiting.
+    pub stall_timeout: Duration,
     /// How long to wait for ranks that have not come.
     pub wait: Duration,
     /// Called with messages for the user.
@@ -94,6 +97,16 @@ struct Ending {
     lost: AtomicBool,
 }
 
+impl Ending {
+    /// Ends the process after [`GRACE`], unless that is due already.
+    fn force(&self, joining: &Joining, text: &str) {
+        if !self.lost.swap(true, Ordering::SeqCst) {
+            thread::sleep(GRACE);
+            (joining.lost)(text);
+        }
+    }
+}
+
 /// The way to another rank, and the thread that writes to it.
 type Link = (Sender<Outgoing>, JoinHandle<()>);
 
@@ -110,6 +123,8 @@ pub struct Tcp {
     world: usize,
     joining: Joining,
     links: Arc<Links>,
+    /// Number and host of each connected rank.
+    names: BTreeMap<usize, String>,
     inbox: Receiver<(usize, Event)>,
     post: Sender<(usize, Event)>,
     /// Messages that arrived before they were asked for.
@@ -167,6 +182,7 @@ impl Tcp {
             world,
             joining,
             links: Arc::default(),
+            names: BTreeMap::new(),
             inbox,
             post,
             early: vec![VecDeque::new(); world],
@@ -322,6 +338,7 @@ impl Tcp {
     /// Starts the threads of a connection.
     fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result<(), TrainError> {
         let name = format!("rank {rank} ({host})");
+        self.names.insert(rank, name.clone());
         let silence = self.joining.peer_timeout;
         let set = || {
             stream.set_nodelay(true)?;
@@ -334,7 +351,7 @@ impl Tcp {
         let writer = thread::spawn(move || write(stream, &outgoing));
         locked(&self.links.peers).insert(rank, (to, writer));
         let (post, ending) = (self.post.clone(), Arc::clone(&self.links.ending));
-        let lost = Arc::clone(&self.joining.lost);
+        let joining = self.joining.clone();
         thread::spawn(move || {
             let text = match read(reading, |message| {
                 drop(post.send((rank, Event::Message(message))));
@@ -353,10 +370,7 @@ impl Tcp {
                 return;
             }
             drop(post.send((rank, Event::Gone(text.clone()))));
-            if !ending.lost.swap(true, Ordering::SeqCst) {
-                thread::sleep(GRACE);
-                lost(&text);
-            }
+            ending.force(&joining, &text);
         });
         Ok(())
     }
@@ -380,6 +394,7 @@ impl Tcp {
 
     /// The next message of a rank.
     fn receive(&mut self, rank: usize) -> Result<Vec<u8>, TrainError> {
+        let (began, stall) = (Instant::now(), self.joining.stall_timeout);
         loop {
             if let Some(message) = self.early[rank].pop_front() {
                 return Ok(message);
@@ -387,7 +402,21 @@ impl Tcp {
             if let Some(text) = &self.ended[rank] {
                 return Err(gone(text));
             }
-            let (from, event) = self.inbox.recv().expect("this rank holds a sender");
+            let left = match rank {
+                0 => Duration::MAX,
+                _ => stall.saturating_sub(began.elapsed()),
+            };
+            let Ok((from, event)) = self.inbox.recv_timeout(left) else {
+                let (name, seconds) = (&self.names[&rank], stall.as_secs());
+                let text = format!(
+                    "{name} shows signs of life, but has made no progress for {seconds} s \
+                     (--stall-timeout)"
+                );
+                let (ending, joining) = (Arc::clone(&self.links.ending), self.joining.clone());
+                let why = text.clone();
+                thread::spawn(move || ending.force(&joining, &why));
+                return Err(gone(text));
+            };
             let text = if let Event::Gone(text) = &event { Some(text.clone()) } else { None };
             self.take(from, event);
             if let Some(text) = text {

@@ -3,7 +3,7 @@
 use std::{
     io::Write,
     net::{TcpListener, TcpStream},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc::channel},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -40,6 +40,7 @@ impl Place {
         Joining {
             secret: Secret::new(secret),
             peer_timeout: Duration::from_secs(3),
+            stall_timeout: Duration::from_secs(20),
             wait: Duration::from_secs(20),
             note: Arc::new(move |line| notes.lock().unwrap().push(line.to_owned())),
             lost: Arc::new(|_| {}),
@@ -189,6 +190,38 @@ fn a_rank_that_fails_is_named() {
         assert_eq!(error.to_string(), expected);
         drop(open);
     }
+}
+
+/// A rank whose main thread hangs; for rank 0, which may work alone, the others wait.
+#[test]
+fn a_rank_that_makes_no_progress_is_named() {
+    let short = |_: &mut Placement, joining: &mut Joining| {
+        joining.stall_timeout = Duration::from_millis(100);
+    };
+    let gather = |mut tcp: Tcp| Ok(<dyn Group>::all_gather(&mut tcp, &[])?);
+    let place = Place::new();
+    let (done, hangs) = channel::<()>();
+    let first = place.start([0, 2], short, move |tcp| {
+        let _ = &done;
+        gather(tcp)
+    });
+    let second = place.start([1, 2], short, move |tcp| {
+        // Until rank 0 has ended.
+        let _ = hangs.recv();
+        gather(tcp)
+    });
+    let error = message(first.join().unwrap());
+    let expected = "signs of life, but has made no progress";
+    assert!(error.starts_with("rank 1 (") && error.contains(expected), "{error}");
+    drop(second.join().unwrap());
+    let place = Place::new();
+    let late = move |tcp| {
+        thread::sleep(Duration::from_millis(500));
+        gather(tcp)
+    };
+    let (first, second) =
+        (place.start([0, 2], |_, _| {}, late), place.start([1, 2], short, gather));
+    all(vec![first, second]).into_iter().for_each(|rank| drop(rank.unwrap()));
 }
 
 #[test]

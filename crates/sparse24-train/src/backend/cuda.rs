@@ -263,9 +263,12 @@ impl Backend for CudaBackend {
         Ok(self.gpu.join()?)
     }
 
-    fn start_reduce(&mut self, stages: &[Stage]) -> Result<bool, Error> {
-        self.cut_graph(stages)?;
-        Ok(self.communicator.is_some())
+    fn start_reduce(&mut self, stages: &[Stage]) -> Result<(), Error> {
+        self.cut_graph(stages)
+    }
+
+    fn can_overlap(&self) -> bool {
+        self.communicator.is_some()
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {

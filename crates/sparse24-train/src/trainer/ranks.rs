@@ -140,11 +140,9 @@ impl Trainer {
         self.backend.connect(&mut *self.group)
     }
 
-    /// Whether the last micro-batch of a rank may start the exchange: no other replica of the rank
-    /// adds to its gradients, and the device can.
-    pub(super) fn overlaps(&mut self) -> Result<bool, Error> {
-        let has_one = self.recipe.replicas.get() as usize == self.group.world();
-        Ok(has_one && self.backend.start_reduce(&[])?)
+    /// Whether the last micro-batch may start the exchange: the rank has no other replica.
+    pub(super) fn overlaps(&self) -> bool {
+        self.recipe.replicas.get() as usize == self.group.world() && self.backend.can_overlap()
     }
 
     /// Sums the gradients over all ranks, whose exchange has `started` or not, and gathers the

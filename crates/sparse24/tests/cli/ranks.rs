@@ -1,8 +1,7 @@
 //! Runs on several ranks: the bits of one, whatever happens to the ranks.
 
 use std::{
-    net::TcpListener,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Output},
     thread,
     time::Duration,
 };
@@ -15,18 +14,6 @@ use crate::{
 /// Four micro-batches per step in four replicas, dropout, and evaluations between checkpoints.
 const FOUR: &str = "--set batch.gradient_accumulation_steps=4 --set batch.replicas=4 \
     --set model.dropout=0.1 --set run.eval_every=3";
-
-/// Starts a command as `world` ranks, each with the words that `more` gives it.
-fn start(place: &Place, world: usize, line: &str, more: impl Fn(usize) -> String) -> Vec<Child> {
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let rank = |rank| {
-        let ranks = format!("--rank {rank} --world {world} --rendezvous 127.0.0.1:{port}");
-        let mut command = place.command(&format!("{line} {ranks} {}", more(rank)));
-        command.env("SPARSE24_SECRET", "of the test");
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    (0..world).map(rank).collect()
-}
 
 /// Exit code and standard error of each rank.
 fn ended(ranks: Vec<Child>) -> Vec<(Option<i32>, String)> {
@@ -87,7 +74,7 @@ fn a_run_killed_on_four_ranks_goes_on_with_two_and_then_one() {
         let run = format!("killed-{attempt}");
         let line = format!("train {TINY} {settings} --out {run}");
         for (world, steps) in [(4, 20), (2, 200)] {
-            let mut ranks = start(&place, world, &line, |_| String::new());
+            let mut ranks = place.ranks(world, &line, |_, _| {});
             let reached = reach(&place, &run, steps, &mut ranks);
             kill(ranks);
             if !reached {
@@ -106,36 +93,6 @@ fn a_run_killed_on_four_ranks_goes_on_with_two_and_then_one() {
 }
 
 #[test]
-fn a_rank_that_is_lost_ends_the_others() {
-    let place = Place::new();
-    let settings = format!("{LONG} {FOUR} --set run.eval_every=0 --peer-timeout 3");
-    for (signal, lost, expected) in [
-        ("-KILL", 1, "error: rank 1 (*) is gone"),
-        ("-KILL", 0, "error: rank 0 (*) is gone"),
-        ("-STOP", 1, "error: rank 1 (*) has sent nothing for 3 s"),
-    ] {
-        let ends = attempts(|attempt| {
-            let run = format!("lost{signal}-{lost}-{attempt}");
-            let line = format!("train {TINY} {settings} --out {run}");
-            let mut ranks = start(&place, 4, &line, |_| String::new());
-            if !reach(&place, &run, 20, &mut ranks) {
-                kill(ranks);
-                return None;
-            }
-            send(signal, &ranks[lost]);
-            let victim = ranks.remove(lost);
-            let ends = ended(ranks);
-            kill(vec![victim]);
-            Some(ends)
-        });
-        for (code, message) in ends {
-            assert_eq!(code, Some(7), "{signal} {lost}: {message}");
-            assert!(is_like(&message, expected), "{signal} {lost}: {message}");
-        }
-    }
-}
-
-#[test]
 fn a_signal_to_any_rank_stops_all_after_a_step() {
     let place = Place::new();
     let settings = format!("{LONG} {FOUR} --set run.eval_every=75");
@@ -143,7 +100,7 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
     let run = attempts(|attempt| {
         let run = format!("stopped-{attempt}");
         let line = format!("train {TINY} {settings} --out {run}");
-        let mut ranks = start(&place, 2, &line, |_| String::new());
+        let mut ranks = place.ranks(2, &line, |_, _| {});
         if !reach(&place, &run, 20, &mut ranks) {
             kill(ranks);
             return None;
@@ -204,8 +161,11 @@ fn ranks_that_do_not_fit_are_refused() {
         (4, "--set batch.replicas=2", "", 2, "batch.replicas: *the number of ranks, 4, found 2"),
         (2, "--set optimizer.learning_rate=3e38", "", 5, "not finite"),
     ] {
-        let more = |rank| if rank == 1 { of_rank_1.to_owned() } else { String::new() };
-        let ends = ended(start(&place, world, &line(settings), more));
+        let ends = ended(place.ranks(world, &line(settings), |rank, command| {
+            if rank == 1 {
+                command.args(of_rank_1.split_whitespace());
+            }
+        }));
         // The error of one rank is that of the others, or the loss of it.
         let own = ends.iter().filter(|(found, _)| *found == Some(code));
         assert!(own.clone().count() > 0, "{ends:?}");

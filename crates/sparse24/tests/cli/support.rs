@@ -3,8 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use safetensors::SafeTensors;
@@ -66,6 +67,24 @@ impl Place {
         // Mesa's Vulkan drivers complain on standard error if there is none.
         command.env("XDG_RUNTIME_DIR", self.0.path());
         command
+    }
+
+    /// Starts a command as `world` ranks, each changed by `change`.
+    pub(crate) fn ranks(
+        &self,
+        world: usize,
+        line: &str,
+        change: impl Fn(usize, &mut Command),
+    ) -> Vec<Child> {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let rank = |rank| {
+            let ranks = format!("--rank {rank} --world {world} --rendezvous 127.0.0.1:{port}");
+            let mut command = self.command(&format!("{line} {ranks}"));
+            command.env("SPARSE24_SECRET", "of the test");
+            change(rank, &mut command);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        (0..world).map(rank).collect()
     }
 
     /// Exit code, standard output and standard error.

@@ -2,16 +2,8 @@
 //! sometimes again during the resume.
 
 use std::{
-    collections::BTreeMap,
-    env, fs,
-    os::unix::process::ExitStatusExt,
-    path::Path,
-    process::Stdio,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
+    collections::BTreeMap, env, fs, ops::Range, os::unix::process::ExitStatusExt, path::Path,
+    process::Stdio, sync::Mutex, thread,
 };
 
 use crate::{
@@ -30,6 +22,27 @@ impl Numbers {
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ z >> 31) % bound as u64) as usize
     }
+}
+
+/// Results of a function for each of these indices, on this many threads per core.
+pub(crate) fn in_parallel<T: Send>(
+    per_core: usize,
+    indices: Range<usize>,
+    work: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let (indices, results) = (Mutex::new(indices), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..per_core * thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let Some(index) = indices.lock().unwrap().next() else { break };
+                    let result = work(index);
+                    results.lock().unwrap().push(result);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap()
 }
 
 /// Where a process dies.
@@ -152,23 +165,9 @@ fn a_run_killed_anywhere_resumes_to_the_same_bits() {
     };
     let place = Place::new();
     let whole = Whole::train(&place, RICH);
-    let (next, results) = (AtomicUsize::new(indices.start), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= indices.end {
-                        break;
-                    }
-                    let result = crash(&place, &whole, index);
-                    results.lock().unwrap().push(result);
-                }
-            });
-        }
-    });
+    let results = in_parallel(1, indices.clone(), |index| crash(&place, &whole, index));
     let (mut kills, mut failures) = (BTreeMap::new(), Vec::new());
-    for result in results.into_inner().unwrap() {
+    for result in results {
         match result {
             Ok(points) => {
                 points.iter().for_each(|point| *kills.entry(point.kind()).or_insert(0) += 1);

@@ -32,7 +32,7 @@ pub(crate) const RICH: Shape = Shape {
     refresh: 4,
     every: 7,
     switch: 50,
-    settings: "--set model.d_model=64 --set model.d_ff=128 --set model.dropout=0.1 --set \
+    settings: "--set model.d_model=32 --set model.d_ff=64 --set model.dropout=0.1 --set \
                batch.gradient_accumulation_steps=3 --set run.eval_every=9",
 };
 
@@ -53,10 +53,10 @@ pub(crate) const SETTLING: Shape = Shape {
 
 /// Four replicas, dropout, and evaluations between checkpoints, for one to four ranks.
 pub(crate) const RANKED: Shape = Shape {
-    steps: 60,
+    steps: 20,
     refresh: 4,
-    every: 7,
-    switch: 50,
+    every: 6,
+    switch: 16,
     settings: "--set batch.gradient_accumulation_steps=4 --set batch.replicas=4 --set \
                model.dropout=0.1 --set run.eval_every=9",
 };

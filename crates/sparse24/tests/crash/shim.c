@@ -1,9 +1,11 @@
 // Preloaded between the command and the kernel (LD_PRELOAD). Counts the operations that change
-// files below a folder, and fails one or kills the process there.
+// files below a folder, or what is sent to other ranks, and fails one or kills the process there.
 //
-//   SHIM_ROOT   the folder; operations on paths that start with it are counted from 0
+//   SHIM_ROOT   the folder; operations on paths that start with it are counted from 0. The path of
+//               a socket is socket:[NUMBER]
 //   SHIM_PLAN   none                nothing happens
 //               kill N              the process dies before operation N; a write is half done
+//               stop N              the same, but the process is stopped
 //               later N US          the process dies US microseconds after operation N
 //               fail N ERRNO        operation N fails
 //               every N ERRNO       operations N-1, 2N-1, ... fail
@@ -14,6 +16,7 @@
 // Operations that only read are not intercepted.
 
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -32,8 +35,14 @@ static atomic_long counter;
 
 enum verdict { GO, HALF, FAIL };
 
+// The signal of a plan.
+static int fatal(void) {
+    const char *plan = getenv("SHIM_PLAN");
+    return strncmp(plan, "kill", 4) == 0 ? SIGKILL : strncmp(plan, "stop", 4) == 0 ? SIGSTOP : 0;
+}
+
 static void die(void) {
-    kill(getpid(), SIGKILL);
+    kill(getpid(), fatal());
     for (;;) pause();
 }
 
@@ -66,9 +75,11 @@ static enum verdict verdict(const char *name, const char *path, int needs_space)
     long now = atomic_fetch_add(&counter, 1), n = 0, argument = 0;
     char what[16] = "";
     sscanf(plan, "%15s %ld %ld", what, &n, &argument);
-    int is_write = strcmp(name, "write") == 0;
+    int is_write = strcmp(name, "write") == 0 || strcmp(name, "send") == 0;
+    // Other threads do nothing more.
+    while (fatal() && now > n) pause();
     trace(name, path);
-    if (strcmp(what, "kill") == 0 && now == n) {
+    if (fatal() && now == n) {
         if (is_write) return HALF;
         die();
     }
@@ -148,8 +159,25 @@ ssize_t write(int fd, const void *bytes, size_t size) {
     case HALF: break;
     }
     ssize_t written = real(fd, bytes, (size + 1) / 2);
-    if (strncmp(getenv("SHIM_PLAN"), "kill", 4) == 0) die();
+    if (fatal()) die();
     return written;
+}
+
+// The trace has the first bytes after the header of a frame.
+ssize_t send(int fd, const void *bytes, size_t size, int flags) {
+    REAL(ssize_t, "send", int, const void *, size_t, int);
+    const char *text = bytes;
+    char path[4096];
+    // Signs of life depend on the time.
+    if (size == 5 && text[0] == 0) return real(fd, bytes, size, flags);
+    size_t end = strlen(of_fd(fd, path, 4000));
+    path[end++] = ' ';
+    for (size_t i = 5; i < size && i < 25; i++) path[end++] = isprint((unsigned char)text[i]) ? text[i] : '.';
+    path[end] = 0;
+    if (verdict("send", path, 0) == GO) return real(fd, bytes, size, flags);
+    real(fd, bytes, (size + 1) / 2, flags);
+    die();
+    return -1;
 }
 
 #define ON_FD(name) \

@@ -7,13 +7,16 @@ use std::{
     sync::LazyLock,
 };
 
-/// Treatment of the operations that change files below a folder, which are counted from 0.
+/// Treatment of the operations that change files below a folder, or of what is sent to other ranks,
+/// counted from 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Plan {
     /// Nothing; they are only counted.
     Healthy,
     /// The process dies before this one; a write is half done.
     Kill(usize),
+    /// The same, but the process is stopped.
+    Stop(usize),
     /// The process dies this many microseconds after this one.
     KillLater(usize, u64),
     /// This one fails with an error number.
@@ -31,6 +34,7 @@ impl fmt::Display for Plan {
         match self {
             Self::Healthy => write!(f, "none"),
             Self::Kill(at) => write!(f, "kill {at}"),
+            Self::Stop(at) => write!(f, "stop {at}"),
             Self::KillLater(at, microseconds) => write!(f, "later {at} {microseconds}"),
             Self::Fail(at, error) => write!(f, "fail {at} {error}"),
             Self::Every(count, error) => write!(f, "every {count} {error}"),
