@@ -127,8 +127,13 @@ fn hit(place: &Place, whole: &Whole, at: usize, sent: &[String]) {
         let output = rank.wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(7), "{what}: {said}");
-        let why = if stops { "has sent nothing for 3 s" } else { "is gone" };
-        let named = format!("error: rank {victim} (*) {why}");
+        let why = match (phase, stops) {
+            // Or there is no answer to a rank that connects.
+            (Phase::Rendezvous, _) => "",
+            (_, true) => "has sent nothing for 3 s",
+            (_, false) => "is gone",
+        };
+        let named = format!("error: *rank {victim} (*{why}");
         assert!(is_like(&said, &named), "{what}: {said}");
     }
     // It was hit in this message, and none of a later round was sent.
