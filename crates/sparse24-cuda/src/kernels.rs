@@ -166,6 +166,10 @@ pub const SOURCES: &[Source] = sources! {
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
         "relu_forward", "relu_backward",
     ], ALL, On;
+    "activation_compress" Mvue: [
+        "gelu_backward_compress", "gelu_erf_backward_compress", "relu_backward_compress",
+        "geglu_backward_compress", "swiglu_backward_compress",
+    ], ALL, Off;
     "add" Norm: ["add", "add_f32"], ALL, Off;
     "attention_backward" Attention: [
         "attention_backward_64_queries", "attention_backward_64_keys",
@@ -246,6 +250,7 @@ pub const HEADERS: &[Header] = headers![
     "hopper.cuh",
     "mma.cuh",
     "mvue.cuh",
+    "mvue_tile.cuh",
     "packed.cuh",
     "parameters.cuh",
     "pdl.cuh",

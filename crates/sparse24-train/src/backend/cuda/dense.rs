@@ -172,21 +172,12 @@ impl CudaBackend {
         Ok(bias::bias_grad(&mut self.gpu, dz, db, op.accumulate, scratch)?)
     }
 
-    /// Fuses a residual addition with the norm after it; whether it did.
-    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
-        match ops {
-            [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))]
-                if add.out == norm.x =>
-            {
-                self.norm_forward(norm, Some([add.x, add.delta]))?;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
-
     /// The norm of x, or of a sum that is written to x.
-    fn norm_forward(&mut self, op: &NormForward, sum: Option<[Tensor; 2]>) -> Result<(), Error> {
+    pub(super) fn norm_forward(
+        &mut self,
+        op: &NormForward,
+        sum: Option<[Tensor; 2]>,
+    ) -> Result<(), Error> {
         let residual = self.buffers.activations(op.x);
         let x = sum.map_or(residual, |[x, _]| self.buffers.activations(x));
         let op = norm::NormForward {
