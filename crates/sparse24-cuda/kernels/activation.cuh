@@ -8,6 +8,16 @@ struct Activated {
     float value, slope;
 };
 
+// No activation.
+struct None {};
+template <class A> constexpr bool is_none = false;
+template <> constexpr bool is_none<None> = true;
+
+// Two elements after an activation.
+template <class A> __device__ __forceinline__ u32 activated(u32 pair) {
+    return narrow_pair(A::at(widen_low(pair)).value, A::at(widen_high(pair)).value);
+}
+
 // 1 / x with relative error 2^-22.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;

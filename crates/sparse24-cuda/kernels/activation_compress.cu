@@ -22,11 +22,6 @@ __device__ __forceinline__ void copy16(u32 to, const void* from, bool exists) {
                  : "memory");
 }
 
-__device__ __forceinline__ uint4 narrowed(const Run<8>& x) {
-    return make_uint4(narrow_pair(x.at[0], x.at[1]), narrow_pair(x.at[2], x.at[3]),
-                      narrow_pair(x.at[4], x.at[5]), narrow_pair(x.at[6], x.at[7]));
-}
-
 template <class A, u32 HALVES>
 __device__ __forceinline__ void backward_compress(const bf16* dh, const bf16* z, bf16* dz, u32 p,
                                                   u32 f, uint4* values, u32* metadata,
@@ -79,7 +74,7 @@ __device__ __forceinline__ void backward_compress(const bf16* dh, const bf16* z,
                     b.at[i] = d.at[i] * activated.value;
                 }
             }
-            uint4 result[2] = {narrowed(a), HALVES == 2 ? narrowed(b) : uint4{}};
+            uint4 result[2] = {narrow(a), HALVES == 2 ? narrow(b) : uint4{}};
 #pragma unroll
             for (u32 half = 0; half < HALVES; ++half) {
                 store16(place + half * TILE + 512 * k, result[half]);

@@ -206,7 +206,7 @@ fn sparse(
         Ok(match form {
             Form::Transposed => {
                 let d = device.alloc("d", shape_of_d)?;
-                Set::Transposed(Transposed { a, b, bias: None, d, scratch })
+                Set::Transposed(Transposed { a, b, bias: None, d, activated: None, scratch })
             }
             Form::Straight => {
                 let d = device.alloc("d", shape_of_d)?;

@@ -24,7 +24,7 @@ use self::{
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId,
     Launches, Limit, MaskId, Op, Plans, Region, Stage, StepReport, Tensor,
-    op::{DenseOp, SparseOp},
+    op::{DenseOp, SparseOp, Weight},
     reduce,
 };
 use crate::{Error, group::Group};
@@ -247,6 +247,18 @@ impl Backend for CudaBackend {
                 let (gpu, activation, site) = (&mut self.gpu, back.activation, sample.site);
                 let fused = mvue::backward_compress(gpu, activation, operands, site, out)?;
                 Ok(if fused { 2 } else { 0 })
+            }
+            [
+                Op::Dense(DenseOp::LinearForward(product)),
+                Op::Dense(DenseOp::ActivationForward(after)),
+                ..,
+            ] if product.z == after.z
+                && matches!(product.weight, Weight::Pruned(_))
+                && spmm24::fuses(after.activation) =>
+            {
+                self.gpu.profile().set_product(self::product(&ops[0]));
+                let h = self.buffers.activations(after.h);
+                self.linear_forward(product, Some((after.activation, h))).map(|()| 2)
             }
             _ => Ok(0),
         }
