@@ -176,7 +176,7 @@ fn activations_may_be_fused() {
                     continue;
                 }
                 let scratch = device.alloc("scratch", [1, plan.scratch()]).expect("memory");
-                let mut run = |device: &mut Device, activation: Option<Activation>| {
+                let run = |device: &mut Device, activation: Option<Activation>| {
                     let wide = m.next_multiple_of(8);
                     let [d, h] = [(); 2].map(|()| {
                         let of = Poisoned::<bf16>::new(device, [n, wide]);
