@@ -33,8 +33,10 @@ struct Limited {
     float low, inner;
 };
 __device__ __forceinline__ Limited limited(float z, float limit) {
-    float low = z < -limit ? -limit : z;
-    return {low, low > limit ? limit : low};
+    float low, inner;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(low) : "f"(z), "f"(-limit));
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(inner) : "f"(low), "f"(limit));
+    return {low, inner};
 }
 
 struct Gelu {

@@ -50,12 +50,6 @@ extern "C" __global__ void __launch_bounds__(128, 8)
         }
     }
 }
-// Rows of bf16.
-struct Target {
-    char* at;
-    u64 stride;
-};
-
 template <class A>
 __device__ __forceinline__ void gather_transposed(const float4* __restrict__ partial,
                                                   const float* __restrict__ bias, Target d,

@@ -2,8 +2,8 @@
 //   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias; those
 //                        named after an activation also store H = act(D^T), of the rounded D^T
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
-// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16, and D and
-//      H of transposed, by tensor map. bias f32 [m] or null
+// in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16, and D of
+//      transposed, by tensor map. bias f32 [m] or null
 // out  D as above, and H; partial f32, one fragment of 64 rows after the other
 // pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D, H and
 //      partial alias nothing; a cluster of two blocks
@@ -24,10 +24,10 @@
 // Consumer warpgroups, with a block of rows each.
 constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
 
-// Where results go: through tensor maps, or to rows of floats.
+// Where results go: through a tensor map, or to rows of floats; and activated ones.
 struct Result {
     const TensorMap& map;
-    const TensorMap& activated;
+    Target activated;
     const float* bias;
     Rows rows;
     float4* partial;
@@ -39,38 +39,40 @@ struct Corner {
     u32 slab, lane;   // the warp's 16 rows of it
 };
 
-// Stores the activation of a warp's 16 features of a chunk to the buffer after it. Eight lanes have
-// both halves of every other token, which are in different banks. A loop over stored elements keeps
-// the code of each chunk small.
+// Stores the activation of a warp's 16 features of a chunk, 32 bytes a token. Eight lanes have both
+// halves of every other token, which are in different banks.
 template <class A, u32 CHUNK>
-__device__ __forceinline__ void activate(u32 chunk, const Corner& at) {
-    u32 thread;
-    // Volatile, so that addresses are not kept in registers while products run.
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    u32 lane = thread % 32, token = lane / 16 * 8 + lane / 2 % 4 * 2 + lane / 8 % 2,
-        from = chunk + token * 128 + (((at.slab * 2 + lane % 2) ^ (token % 8)) * 16);
+__device__ __forceinline__ void store_activated(u32 chunk, u32 row, u32 column, const Corner& at,
+                                                const Target& to, u32 m, u32 n) {
+    u32 token = at.lane / 16 * 8 + at.lane / 2 % 4 * 2 + at.lane / 8 % 2,
+        half = at.slab * 2 + at.lane % 2, from = chunk + token * 128 + ((half ^ token % 8) * 16);
+    row += 8 * half, column += token;
+    char* h = to.at + (column * to.stride + row) * 2;
 #pragma unroll 1
-    for (u32 end = from + CHUNK * 128; from < end; from += 16 * 128) {
+    for (u32 i = 0; i < CHUNK / 16; ++i, from += 16 * 128, column += 16, h += 32 * to.stride) {
         uint4 z = load16(from);
-        store16(from + CHUNK * 128, make_uint4(activated<A>(z.x), activated<A>(z.y),
-                                               activated<A>(z.z), activated<A>(z.w)));
+        z = make_uint4(activated<A>(z.x), activated<A>(z.y), activated<A>(z.z), activated<A>(z.w));
+        if (column >= n || row >= m) continue;
+        if (row + 8 <= m)
+            *reinterpret_cast<uint4*>(h) = z;
+        else
+            *reinterpret_cast<uint2*>(h) = make_uint2(z.x, z.y);
     }
 }
 
 // Stores bf16, transposed, CHUNK columns at a time through one of CHUNKS buffers, which TMA
-// empties; with an activation, H through the next one.
+// empties, and their activation.
 template <class A, u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
 __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at,
-                                                 const Result& to, u32 m, u32 warpgroup,
+                                                 const Result& to, u32 m, u32 n, u32 warpgroup,
                                                  u32 buffers, u32& buffer) {
-    constexpr bool ACTIVATED = !is_none<A>;
     u32 row = at.row + at.slab * 16 + at.lane / 4;
     float low = to.bias && row < m ? to.bias[row] : 0.0f,
           high = to.bias && row + 8 < m ? to.bias[row + 8] : 0.0f;
 #pragma unroll
     for (u32 column = 0; column < COLUMNS; column += CHUNK) {
         u32 chunk = buffers + buffer * CHUNK * 128;
-        if (threadIdx.x % 128 == 0) tma_stores_read<CHUNKS - 1 - ACTIVATED>();
+        if (threadIdx.x % 128 == 0) tma_stores_read<CHUNKS - 1>();
         named_sync(1 + warpgroup, 128);
         u32 line = chunk + ((at.lane / 16) * 8 + at.lane % 8) * 128 +
                    (((at.slab * 2 + at.lane / 8 % 2) ^ (at.lane % 8)) * 16);
@@ -82,19 +84,12 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
                            narrow_pair(y[4] + low, y[5] + low),
                            narrow_pair(y[6] + high, y[7] + high));
         }
-        if constexpr (ACTIVATED) {
-            __syncwarp();
-            activate<A, CHUNK>(chunk, at);
-        }
         proxy_fence();
         named_sync(1 + warpgroup, 128);
-        if (threadIdx.x % 128 == 0) {
-            tma_store(to.map, at.row, at.column + column, chunk);
-            if constexpr (ACTIVATED)
-                tma_store(to.activated, at.row, at.column + column, chunk + CHUNK * 128);
-        }
-        buffer += 1 + ACTIVATED;
-        if (buffer == CHUNKS) buffer = 0;
+        if (threadIdx.x % 128 == 0) tma_store(to.map, at.row, at.column + column, chunk);
+        if constexpr (!is_none<A>)
+            store_activated<A, CHUNK>(chunk, at.row, at.column + column, at, to.activated, m, n);
+        if (++buffer == CHUNKS) buffer = 0;
     }
 }
 
@@ -180,7 +175,7 @@ template <Form FORM, class A, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> st
                 part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
         } else if constexpr (FORM == Form::Transposed) {
             store_transposed<A, WIDTH, CHUNK, CHUNKS>(
-                x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
+                x, at, to, work.m, work.n, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
             store_straight(x, at.row + at.slab * 16, at.column, to.rows, work.m, work.n);
         }
@@ -272,15 +267,14 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
     cluster_sync();
 }
 
-// An even number of buffers of half the size with an activation.
 #define ACTIVATED(name, A, columns, stages, chunk, chunks)                                         \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,             \
-             const __grid_constant__ TensorMap h, const char* values, const char* metadata,        \
-             const float* bias, float4* partial, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, \
-             u32 sweep, u32 whole, u32 parts) {                                                    \
-        spmm24<Form::Transposed, A, columns, stages, chunk / 2, 2 * chunks>(                       \
-            b, values, metadata, {d, h, bias, {}, partial},                                        \
+             const char* values, const char* metadata, const float* bias, float4* partial,         \
+             char* h, u64 h_stride, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep,   \
+             u32 whole, u32 parts) {                                                               \
+        spmm24<Form::Transposed, A, columns, stages, chunk, chunks>(                               \
+            b, values, metadata, {d, {h, h_stride}, bias, {}, partial},                            \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 #define TRANSPOSED(name, columns, stages, chunk, chunks)                                           \
@@ -289,7 +283,7 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
              const char* values, const char* metadata, const float* bias, float4* partial, u32 m,  \
              u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {         \
         spmm24<Form::Transposed, None, columns, stages, chunk, chunks>(                            \
-            b, values, metadata, {d, d, bias, {}, partial},                                        \
+            b, values, metadata, {d, {}, bias, {}, partial},                                       \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 #define STRAIGHT(name, columns, stages)                                                            \
@@ -298,7 +292,7 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
              float4* partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 k_blocks,  \
              u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                              \
         spmm24<Form::Straight, None, columns, stages, 16, 0>(                                      \
-            b, values, metadata, {b, b, nullptr, {d, d_stride, accumulate}, partial},              \
+            b, values, metadata, {b, {}, nullptr, {d, d_stride, accumulate}, partial},             \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)

@@ -108,6 +108,8 @@ pub fn spmm24_transposed(
     };
     let schedule = schedule(plan, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
     let of_d = arguments![d, d.stride() as u64];
+    let of_h =
+        activated.map(|(_, h)| arguments![h, h.stride() as u64].to_vec()).unwrap_or_default();
     let operands = match plan {
         Plan::Mma(_) => {
             let inputs = arguments![b, b.stride() as u64, a.values, a.metadata, bias, scratch];
@@ -115,19 +117,12 @@ pub fn spmm24_transposed(
         }
         Plan::Wgmma(_) => {
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
-            let rows = schedule.rows_of_d / (1 + u32::from(activated.is_some()));
-            let mut inputs = arguments![map_b, tensor_map::swizzled(d, rows)?].to_vec();
-            if let Some((_, h)) = activated {
-                inputs.extend(arguments![tensor_map::swizzled(h, rows)?]);
-            }
-            inputs.extend(arguments![a.values, a.metadata, bias, scratch]);
-            inputs
+            let map_d = tensor_map::swizzled(d, schedule.rows_of_d)?;
+            let inputs = arguments![map_b, map_d, a.values, a.metadata, bias, scratch];
+            [&inputs[..], &of_h].concat()
         }
     };
-    let mut of_gather = [&arguments![scratch, bias][..], &of_d].concat();
-    if let Some((_, h)) = activated {
-        of_gather.extend(arguments![h, h.stride() as u64]);
-    }
+    let of_gather = [&arguments![scratch, bias][..], &of_d, &of_h].concat();
     let gather = entry(&format!("spmm24_gather_transposed{suffix}"));
     schedule.launch(device, suffix, &operands, gather, &of_gather)
 }
