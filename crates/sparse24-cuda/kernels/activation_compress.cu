@@ -1,5 +1,5 @@
-// *_backward_compress: dZ = dH * act'(Z) as in activation.cu, and A[r,p] = MVUE(dZ^T), compressed as
-// in mvue_compress.cu, with their bits, in one pass
+// *_backward_compress: dZ = dH * act'(Z) as in activation.cu, and A[r,p] = MVUE(dZ^T), compressed
+// as in mvue_compress.cu, with their bits, in one pass
 // in   bf16: dH [p,f]; Z [p,f], gated [p,2f]; state: seed, step, micro-step; site
 // out  bf16: dZ as Z; values bf16, FragmentMajor; metadata u32, LaneMajor; padding is zeros that
 //      keep the first two

@@ -175,7 +175,8 @@ template <Form FORM, class A, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> st
                 part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
         } else if constexpr (FORM == Form::Transposed) {
             store_transposed<A, WIDTH, CHUNK, CHUNKS>(
-                x, at, to, work.m, work.n, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
+                x, at, to, work.m, work.n, warpgroup,
+                ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
             store_straight(x, at.row + at.slab * 16, at.column, to.rows, work.m, work.n);
         }

@@ -57,9 +57,9 @@ pub fn mvue_compress(
     }
 }
 
-/// [`activation::backward`](crate::activation::backward), then [`mvue_compress`] of its result, with
-/// the exact estimator, in one kernel with the bits of both. Returns whether there is such a kernel
-/// for this activation and number of features; if not, nothing was done.
+/// [`activation::backward`](crate::activation::backward), then [`mvue_compress`] of its result,
+/// with the exact estimator, in one kernel with the bits of both. Returns whether there is such a
+/// kernel for this activation and number of features; if not, nothing was done.
 ///
 /// # Errors
 /// As for both.

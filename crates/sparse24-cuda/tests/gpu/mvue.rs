@@ -42,7 +42,7 @@ fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fr
     })
 }
 
-/// What is written to poisoned memory for a sample of dZ `[p, r]`.
+/// Returns what is written to poisoned memory for a sample of dZ `[p, r]`.
 fn poisoned(
     device: &mut Device,
     [p, r]: [usize; 2],
