@@ -1,6 +1,7 @@
 //! Activations, norms, attention, embeddings, the head and dropout.
 
 use sparse24_core::{
+    mvue::Estimator,
     op::{Activation, AttentionMask, AttentionShape, Dropout, NonFinite},
     philox::{Purpose, Site},
 };
@@ -15,9 +16,9 @@ use sparse24_train::backend::{
 };
 
 use super::{
-    ADDRESS, Bench, Draw, LOSS_SCALE, Matrix, Output,
+    ADDRESS, Bench, Draw, LOSS_SCALE, Matrix, Output, must,
     products::{accumulate, added, plus_row},
-    transposed,
+    same_bits, sparse, transposed,
 };
 use crate::oracle::{arithmetic::Arithmetic, layers};
 
@@ -35,18 +36,27 @@ pub(super) fn activation_forward(bench: &mut Bench<'_>, draw: &Draw) {
     bench.check(&[h], &[op.into()], |a| vec![layers::activate(a, activation, &z_host)]);
 }
 
-/// dZ = dH act'(Z).
+/// dZ = dH act'(Z), and its sample, which has the bits of that of the stored dZ.
 pub(super) fn activation_backward(bench: &mut Bench<'_>, draw: &Draw) {
     bench.finite();
-    let (activation, p, d_ff) = (activation(draw), draw.sizes[0], bench.columns(draw.sizes[2]));
+    let (activation, sampled) = (activation(draw), draw.options[0]);
+    let (p, d_ff) = (draw.sizes[0].max(usize::from(sampled)), bench.columns(draw.sizes[2]));
     let columns = d_ff * activation.columns_in();
     let (z, z_host) = bench.activation(p, columns);
     let (dh, dh_host) = bench.activation(p, d_ff);
     let dz = bench.output("dz", p, columns);
     let op = ActivationBackward { activation, dh, z, dz: dz.tensor };
-    bench.check(&[dz], &[op.into()], |a| {
-        vec![layers::activate_backward(a, activation, &z_host, &dh_host)]
-    });
+    let sampling = sampled.then(|| sparse::sampling(bench, dz.tensor, Estimator::Exact));
+    let mut ops = vec![op.into()];
+    ops.extend(sampling.map(Op::from));
+    let checked = bench
+        .check(&[dz], &ops, |a| vec![layers::activate_backward(a, activation, &z_host, &dh_host)]);
+    let Some(sampling) = sampling.filter(|_| checked) else { return };
+    must(bench.backend.sequence(&ops));
+    let fused = sparse::read(bench, &sampling);
+    ops.iter().for_each(|op| must(bench.backend.execute(op)));
+    let alone = sparse::read(bench, &sampling);
+    assert!(same_bits(&[fused], &[alone]), "{ops:?}: another sample");
 }
 
 /// Other than the usual ones, so that a backend that has its own is found.

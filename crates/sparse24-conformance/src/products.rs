@@ -68,7 +68,7 @@ pub(super) fn linear_forward(bench: &mut Bench<'_>, draw: &Draw) {
     let (weight, _, w_host) = weight(bench, [r, q], pruned);
     let (bias, bias_host) = bench.bias(r);
     let (z, h) = (bench.output("z", p, r), bench.output("h", p, r));
-    let activation = Activation::Gelu;
+    let activation = [Activation::Gelu, Activation::GeluErf, Activation::Relu][draw.sizes[3] % 3];
     let product = LinearForward { x, weight, bias: biased.then_some(bias), z: z.tensor };
     let then = ActivationForward { activation, z: z.tensor, h: h.tensor };
     let mut ops: Vec<Op<'_>> = vec![product.into()];

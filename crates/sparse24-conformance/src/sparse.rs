@@ -73,6 +73,25 @@ fn sample(dz: &Matrix, estimator: Estimator) -> Matrix {
     sampled.decode().map(|&x| f64::from(x))
 }
 
+/// The sampling of dZ into new memory: for a larger batch, as in training.
+pub(super) fn sampling(bench: &mut Bench<'_>, dz: Tensor, estimator: Estimator) -> MvueCompress {
+    let [p, r] = dz.shape;
+    let out = must(bench.backend.alloc_gradient24([p + 3, r]));
+    MvueCompress { dz, site: SITE, estimator, out }
+}
+
+/// The present values of a sample `[r, p]`.
+pub(super) fn read(bench: &mut Bench<'_>, sample: &MvueCompress) -> Matrix {
+    let [p, r] = sample.dz.shape;
+    let columns = bench.columns(p);
+    let identity = Matrix::eye(columns).slice_move(s![..p, ..]);
+    let (x, _) = bench.given(identity, DType::Activation, Region::Activations);
+    let dw = bench.sum("MVUE(dZ^T)", [r, columns], false).tensor;
+    let (dz, accumulate) = (Gradient::Sampled(sample.out), Accumulate::Overwrite);
+    bench.run(LinearWgrad { dz, x, dw, accumulate });
+    bench.download(dw)
+}
+
 /// MVUE(dZ^T), allocated and sampled, and its values `[r, p]`.
 pub(super) fn sampled(
     bench: &mut Bench<'_>,
@@ -81,10 +100,9 @@ pub(super) fn sampled(
     exact: bool,
 ) -> (Gradient24, Matrix) {
     let estimator = if exact { Estimator::Exact } else { Estimator::Approximate };
-    // The memory is for a larger batch, as in training.
-    let [p, r] = dz.shape;
-    let out = must(bench.backend.alloc_gradient24([p + 3, r]));
-    bench.work(MvueCompress { dz, site: SITE, estimator, out }, None);
+    let op = sampling(bench, dz, estimator);
+    let out = op.out;
+    bench.work(op, None);
     if bench.prepared.is_some() {
         return (out, Matrix::zeros((dz.shape[1], 0)));
     }

@@ -1,11 +1,22 @@
 // Nonlinearities with their derivatives, as sparse24_cpu::activation: GELU (tanh form) and SiLU as
-// z / (1 + 2^-y) with y(z) a polynomial, GELU (erf form), tanh, and ReLU.
+// z / (1 + 2^-y) with y(z) a polynomial, GELU (erf form), tanh, and ReLU. Fused multiply-adds are
+// explicit, so that results have the same bits with contraction and without.
 #pragma once
 #include "scalar.cuh"
 
 struct Activated {
     float value, slope;
 };
+
+// No activation.
+struct None {};
+template <class A> constexpr bool is_none = false;
+template <> constexpr bool is_none<None> = true;
+
+// Two elements after an activation.
+template <class A> __device__ __forceinline__ u32 activated(u32 pair) {
+    return narrow_pair(A::at(widen_low(pair)).value, A::at(widen_high(pair)).value);
+}
 
 // 1 / x with relative error 2^-22.
 __device__ __forceinline__ float reciprocal(float x) {
@@ -22,8 +33,10 @@ struct Limited {
     float low, inner;
 };
 __device__ __forceinline__ Limited limited(float z, float limit) {
-    float low = z < -limit ? -limit : z;
-    return {low, low > limit ? limit : low};
+    float low, inner;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(low) : "f"(z), "f"(-limit));
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(inner) : "f"(low), "f"(limit));
+    return {low, inner};
 }
 
 struct Gelu {
@@ -33,9 +46,9 @@ struct Gelu {
     // Beyond 9.98 the sigmoid is 2^-125 or 1.
     static __device__ __forceinline__ Activated at(float z) {
         Limited to = limited(z, 9.98f);
-        float square = to.inner * to.inner, s = sigmoid2(to.inner * (SLOPE + CUBE * square));
-        return {to.low * s,
-                s + to.inner * (LN2 * SLOPE + 3.0f * LN2 * CUBE * square) * (s * (1.0f - s))};
+        float square = to.inner * to.inner, s = sigmoid2(to.inner * __fmaf_rn(CUBE, square, SLOPE)),
+              slope = __fmaf_rn(3.0f * LN2 * CUBE, square, LN2 * SLOPE);
+        return {to.low * s, __fmaf_rn(to.inner * slope, s * (1.0f - s), s)};
     }
 };
 
@@ -48,11 +61,11 @@ struct GeluErf {
                                   0.068375506f,  0.085192315f,  0.083703645f};
         Limited to = limited(z, 12.9f);
         float e = power_of_two(-0.7213475f * (to.inner * to.inner));
-        float t = reciprocal(1.0f + 0.21f * fabsf(to.inner)), m = FIT[0];
+        float t = reciprocal(__fmaf_rn(0.21f, fabsf(to.inner), 1.0f)), m = FIT[0];
 #pragma unroll
-        for (int i = 1; i < 9; ++i) m = m * t + FIT[i];
-        float tail = e * (t * m), normal = to.inner < 0.0f ? tail : 1.0f - tail;
-        return {to.low * normal, normal + to.inner * (0.3989423f * e)};
+        for (int i = 1; i < 9; ++i) m = __fmaf_rn(m, t, FIT[i]);
+        float tail = e * (t * m), normal = to.inner < 0.0f ? tail : __fsub_rn(1.0f, tail);
+        return {to.low * normal, __fmaf_rn(to.inner, 0.3989423f * e, normal)};
     }
 };
 
@@ -61,7 +74,7 @@ struct Silu {
     static __device__ __forceinline__ Activated at(float z) {
         Limited to = limited(z, 87.0f);
         float s = sigmoid2(1.4426950f * to.inner);
-        return {to.low * s, s + to.inner * (s * (1.0f - s))};
+        return {to.low * s, __fmaf_rn(to.inner, s * (1.0f - s), s)};
     }
 };
 
@@ -72,10 +85,11 @@ struct Tanh {
                                   -0.33333284f};
         float inner = limited(z, 43.0f).inner, square = inner * inner, m = FIT[0];
 #pragma unroll
-        for (int i = 1; i < 5; ++i) m = m * square + FIT[i];
-        float far = copysignf(1.0f - 2.0f * sigmoid2(-2.8853901f * fabsf(inner)), inner);
-        float value = fabsf(inner) <= 0.625f ? inner + inner * (square * m) : far;
-        return {value, 1.0f - value * value};
+        for (int i = 1; i < 5; ++i) m = __fmaf_rn(m, square, FIT[i]);
+        float far = __fmaf_rn(-2.0f, sigmoid2(-2.8853901f * fabsf(inner)), 1.0f);
+        float value = fabsf(inner) <= 0.625f ? __fmaf_rn(inner, square * m, inner)
+                                             : copysignf(far, inner);
+        return {value, __fmaf_rn(-value, value, 1.0f)};
     }
 };
 

@@ -12,6 +12,12 @@ __device__ __forceinline__ Run<8> widen(uint4 pairs) {
             widen_low(pairs.z), widen_high(pairs.z), widen_low(pairs.w), widen_high(pairs.w)};
 }
 
+__device__ __forceinline__ uint4 narrow(const Run<8>& run) {
+    return make_uint4(
+        narrow_pair(run.at[0], run.at[1]), narrow_pair(run.at[2], run.at[3]),
+        narrow_pair(run.at[4], run.at[5]), narrow_pair(run.at[6], run.at[7]));
+}
+
 template <int WIDTH> __device__ __forceinline__ Run<WIDTH> load(const bf16* from) {
     static_assert(WIDTH == 8 || WIDTH == 1, "sixteen bytes or one element");
     if constexpr (WIDTH == 1)
@@ -21,12 +27,8 @@ template <int WIDTH> __device__ __forceinline__ Run<WIDTH> load(const bf16* from
 }
 
 template <int WIDTH> __device__ __forceinline__ void store(bf16* to, const Run<WIDTH>& run) {
-    if constexpr (WIDTH == 1) {
+    if constexpr (WIDTH == 1)
         *to = narrow(run.at[0]);
-    } else {
-        u32 pair[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pair[i] = narrow_pair(run.at[2 * i], run.at[2 * i + 1]);
-        *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-    }
+    else
+        *reinterpret_cast<uint4*>(to) = narrow(run);
 }

@@ -46,6 +46,11 @@ __device__ __forceinline__ uint4 load16(u32 shared) {
                  : "memory");
     return x;
 }
+__device__ __forceinline__ void store16(u32 shared, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
 __device__ __forceinline__ u32 load4(u32 shared) {
     u32 x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");

@@ -41,6 +41,12 @@ __device__ __forceinline__ float4 add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// Rows of bf16.
+struct Target {
+    char* at;
+    u64 stride;
+};
+
 // Rows of floats, which are overwritten or added to.
 struct Rows {
     float* d;

@@ -1,11 +1,13 @@
 // spmm24_gather: the sums of the parts of split-K tiles
-//   spmm24_gather_transposed  D^T = (A B)^T + bias, bf16
+//   spmm24_gather_transposed  D^T = (A B)^T + bias, bf16; *_gelu, *_gelu_erf and *_relu also
+//                             H = act(D^T), of the rounded D^T
 //   spmm24_gather             D = A B, f32, overwritten or added to
 // in   partial f32, one fragment of 64 rows after the other; bias f32 [m] or null
-// out  D bf16 [n,m], or f32 [m,n]
-// pre  m of transposed and n of straight multiples of 4; rows of D 8-byte aligned
+// out  D bf16 [n,m], or f32 [m,n]; H bf16 [n,m]
+// pre  m of transposed and n of straight multiples of 4; rows of D and H 8-byte aligned
 // acc  f32, ascending parts: bitwise repeatable
 // ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
+#include "activation.cuh"
 #include "spmm24.cuh"
 
 // The parts, and where their sum belongs.
@@ -48,14 +50,15 @@ extern "C" __global__ void __launch_bounds__(128, 8)
         }
     }
 }
-extern "C" __global__ void __launch_bounds__(128)
-    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias,
-                             char* d, u64 d_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
-                             u32 whole, u32 parts, u32 blocks, u32 columns) {
+template <class A>
+__device__ __forceinline__ void gather_transposed(const float4* __restrict__ partial,
+                                                  const float* __restrict__ bias, Target d,
+                                                  Target h, const Work& work, u32 parts, u32 blocks,
+                                                  u32 columns) {
     constexpr u32 COLUMNS = 32, PITCH = 2 * BLOCK + 16;
     __shared__ __align__(16) char turned[COLUMNS * PITCH];
-    Sum sum = sum_of(partial, {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns,
-                     blockIdx.y);
+    Sum sum = sum_of(partial, work, parts, blocks, columns, blockIdx.y);
+    u32 m = work.m, n = work.n;
     if (sum.row >= m) return;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4,
         first = blockIdx.x * COLUMNS;
@@ -74,8 +77,33 @@ extern "C" __global__ void __launch_bounds__(128)
     for (u32 i = threadIdx.x; i < COLUMNS * BLOCK / 4; i += 128) {
         u32 token = i / (BLOCK / 4), feature = i % (BLOCK / 4) * 4;
         if (sum.column + first + token >= n || sum.row + feature >= m) continue;
-        *reinterpret_cast<uint2*>(
-            d + ((sum.column + first + token) * d_stride + sum.row + feature) * 2) =
-            *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
+        auto to = [&](Target rows) {
+            u64 row = sum.column + first + token;
+            return reinterpret_cast<uint2*>(rows.at + (row * rows.stride + sum.row + feature) * 2);
+        };
+        uint2 four = *reinterpret_cast<const uint2*>(turned + token * PITCH + feature * 2);
+        *to(d) = four;
+        if constexpr (!is_none<A>)
+            *to(h) = make_uint2(activated<A>(four.x), activated<A>(four.y));
     }
 }
+
+extern "C" __global__ void __launch_bounds__(128)
+    spmm24_gather_transposed(const float4* __restrict__ partial, const float* __restrict__ bias,
+                             char* d, u64 d_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,
+                             u32 whole, u32 parts, u32 blocks, u32 columns) {
+    gather_transposed<None>(partial, bias, {d, d_stride}, {},
+                            {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns);
+}
+
+#define ACTIVATED(name, A)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128)                                              \
+        name(const float4* __restrict__ partial, const float* __restrict__ bias, char* d,          \
+             u64 d_stride, char* h, u64 h_stride, u32 m, u32 n, u32 rows, u32 across, u32 sweep,   \
+             u32 whole, u32 parts, u32 blocks, u32 columns) {                                      \
+        gather_transposed<A>(partial, bias, {d, d_stride}, {h, h_stride},                          \
+                             {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns);    \
+    }
+ACTIVATED(spmm24_gather_transposed_gelu, Gelu)
+ACTIVATED(spmm24_gather_transposed_gelu_erf, GeluErf)
+ACTIVATED(spmm24_gather_transposed_relu, Relu)

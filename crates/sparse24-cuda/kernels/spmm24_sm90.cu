@@ -1,13 +1,15 @@
 // spmm24_sm90: the product D[m,n] = decode(A)[m,k] * B[k,n] on Hopper's sparse tensor cores
-//   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias
+//   spmm24_transposed_*  B given as rows of k, D as rows of m: bf16, D^T = (A B)^T + bias; those
+//                        named after an activation also store H = act(D^T), of the rounded D^T
 //   spmm24_straight_*    B given as rows of n, D as rows of n: f32, overwritten or added to
 // in   A: values bf16, FragmentMajor; metadata u32, LaneMajor; m/64 x k/64 blocks. B bf16, and D of
 //      transposed, by tensor map. bias f32 [m] or null
-// out  D as above; partial f32, one fragment of 64 rows after the other
-// pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D and partial
-//      alias nothing; a cluster of two blocks
+// out  D as above, and H; partial f32, one fragment of 64 rows after the other
+// pre  k > 0; m of transposed and n of straight multiples of 4; rows 16-byte aligned; D, H and
+//      partial alias nothing; a cluster of two blocks
 // acc  f32, fixed order: bitwise repeatable for one plan
 // ref  sparse24_cpu::spmm24; bound: tests/gpu/spmm24.rs
+#include "activation.cuh"
 #include "hopper.cuh"
 #include "spmm24.cuh"
 
@@ -22,9 +24,10 @@
 // Consumer warpgroups, with a block of rows each.
 constexpr u32 CONSUMERS = 2, BLOCKS = CONSUMERS, THREADS = 128 * (CONSUMERS + 1);
 
-// Where results go: through a tensor map, or to rows of floats.
+// Where results go: through a tensor map, or to rows of floats; and activated ones.
 struct Result {
     const TensorMap& map;
+    Target activated;
     const float* bias;
     Rows rows;
     float4* partial;
@@ -36,11 +39,32 @@ struct Corner {
     u32 slab, lane;   // the warp's 16 rows of it
 };
 
+// Stores the activation of a warp's 16 features of a chunk, 32 bytes a token. Eight lanes have both
+// halves of every other token, which are in different banks.
+template <class A, u32 CHUNK>
+__device__ __forceinline__ void store_activated(u32 chunk, u32 row, u32 column, const Corner& at,
+                                                const Target& to, u32 m, u32 n) {
+    u32 token = at.lane / 16 * 8 + at.lane / 2 % 4 * 2 + at.lane / 8 % 2,
+        half = at.slab * 2 + at.lane % 2, from = chunk + token * 128 + ((half ^ token % 8) * 16);
+    row += 8 * half, column += token;
+    char* h = to.at + (column * to.stride + row) * 2;
+#pragma unroll 1
+    for (u32 i = 0; i < CHUNK / 16; ++i, from += 16 * 128, column += 16, h += 32 * to.stride) {
+        uint4 z = load16(from);
+        z = make_uint4(activated<A>(z.x), activated<A>(z.y), activated<A>(z.z), activated<A>(z.w));
+        if (column >= n || row >= m) continue;
+        if (row + 8 <= m)
+            *reinterpret_cast<uint4*>(h) = z;
+        else
+            *reinterpret_cast<uint2*>(h) = make_uint2(z.x, z.y);
+    }
+}
+
 // Stores bf16, transposed, CHUNK columns at a time through one of CHUNKS buffers, which TMA
-// empties. Add elementwise epilogues here.
-template <u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
+// empties, and their activation.
+template <class A, u32 COLUMNS, u32 CHUNK, u32 CHUNKS>
 __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], const Corner& at,
-                                                 const Result& to, u32 m, u32 warpgroup,
+                                                 const Result& to, u32 m, u32 n, u32 warpgroup,
                                                  u32 buffers, u32& buffer) {
     u32 row = at.row + at.slab * 16 + at.lane / 4;
     float low = to.bias && row < m ? to.bias[row] : 0.0f,
@@ -63,6 +87,8 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
         proxy_fence();
         named_sync(1 + warpgroup, 128);
         if (threadIdx.x % 128 == 0) tma_store(to.map, at.row, at.column + column, chunk);
+        if constexpr (!is_none<A>)
+            store_activated<A, CHUNK>(chunk, at.row, at.column + column, at, to.activated, m, n);
         if (++buffer == CHUNKS) buffer = 0;
     }
 }
@@ -70,7 +96,7 @@ __device__ __forceinline__ void store_transposed(const float (&x)[COLUMNS / 2], 
 // Columns that the first instruction computes; a second one computes the rest.
 __device__ constexpr u32 first_columns(u32 columns) { return columns <= 256 ? columns : 192; }
 
-template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
+template <Form FORM, class A, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kernel {
     static constexpr u32 FIRST = first_columns(COLUMNS), SECOND = COLUMNS - FIRST;
     // A stage: B, the values of A, its metadata, and two barriers, full and empty.
     static constexpr u32 B_BYTES = COLUMNS * 128, BYTES = B_BYTES + BLOCKS * (VALUES + METADATA);
@@ -148,8 +174,9 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
             for (u32 j = 0; j < WIDTH / 8; ++j)
                 part[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
         } else if constexpr (FORM == Form::Transposed) {
-            store_transposed<WIDTH, CHUNK, CHUNKS>(
-                x, at, to, work.m, warpgroup, ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
+            store_transposed<A, WIDTH, CHUNK, CHUNKS>(
+                x, at, to, work.m, work.n, warpgroup,
+                ring_end + warpgroup * CHUNKS * CHUNK * 128, buffer);
         } else {
             store_straight(x, at.row + at.slab * 16, at.column, to.rows, work.m, work.n);
         }
@@ -213,10 +240,10 @@ template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS> struct Kern
     }
 };
 
-template <Form FORM, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS>
+template <Form FORM, class A, u32 COLUMNS, u32 STAGES, u32 CHUNK, u32 CHUNKS>
 __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, const char* metadata,
                                        const Result& to, const Work& work) {
-    using Instance = Kernel<FORM, COLUMNS, STAGES, CHUNK, CHUNKS>;
+    using Instance = Kernel<FORM, A, COLUMNS, STAGES, CHUNK, CHUNKS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 ring = shared_address(memory), ring_end = ring + STAGES * Instance::STAGE;
     Instance kernel = {work, ring, ring_end, cluster_rank(), units_of(work), ring, 0};
@@ -241,13 +268,23 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
     cluster_sync();
 }
 
+#define ACTIVATED(name, A, columns, stages, chunk, chunks)                                         \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
+        name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,             \
+             const char* values, const char* metadata, const float* bias, float4* partial,         \
+             char* h, u64 h_stride, u32 m, u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep,   \
+             u32 whole, u32 parts) {                                                               \
+        spmm24<Form::Transposed, A, columns, stages, chunk, chunks>(                               \
+            b, values, metadata, {d, {h, h_stride}, bias, {}, partial},                            \
+            {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
+    }
 #define TRANSPOSED(name, columns, stages, chunk, chunks)                                           \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)             \
         name(const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,             \
              const char* values, const char* metadata, const float* bias, float4* partial, u32 m,  \
              u32 n, u32 k_blocks, u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {         \
-        spmm24<Form::Transposed, columns, stages, chunk, chunks>(                                  \
-            b, values, metadata, {d, bias, {}, partial},                                           \
+        spmm24<Form::Transposed, None, columns, stages, chunk, chunks>(                            \
+            b, values, metadata, {d, {}, bias, {}, partial},                                       \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 #define STRAIGHT(name, columns, stages)                                                            \
@@ -255,12 +292,18 @@ __device__ __forceinline__ void spmm24(const TensorMap& b, const char* values, c
         name(const __grid_constant__ TensorMap b, const char* values, const char* metadata,        \
              float4* partial, float* d, u64 d_stride, u32 accumulate, u32 m, u32 n, u32 k_blocks,  \
              u32 rows, u32 across, u32 sweep, u32 whole, u32 parts) {                              \
-        spmm24<Form::Straight, columns, stages, 16, 0>(                                            \
-            b, values, metadata, {b, nullptr, {d, d_stride, accumulate}, partial},                 \
+        spmm24<Form::Straight, None, columns, stages, 16, 0>(                                      \
+            b, values, metadata, {b, {}, nullptr, {d, d_stride, accumulate}, partial},             \
             {m, n, k_blocks, rows, across, sweep, whole, parts});                                  \
     }
 TRANSPOSED(spmm24_transposed_384, 384, 3, 96, 2)
 TRANSPOSED(spmm24_transposed_256, 256, 4, 64, 3)
+ACTIVATED(spmm24_transposed_384_gelu, Gelu, 384, 3, 96, 2)
+ACTIVATED(spmm24_transposed_256_gelu, Gelu, 256, 4, 64, 3)
+ACTIVATED(spmm24_transposed_384_gelu_erf, GeluErf, 384, 3, 96, 2)
+ACTIVATED(spmm24_transposed_256_gelu_erf, GeluErf, 256, 4, 64, 3)
+ACTIVATED(spmm24_transposed_384_relu, Relu, 384, 3, 96, 2)
+ACTIVATED(spmm24_transposed_256_relu, Relu, 256, 4, 64, 3)
 STRAIGHT(spmm24_straight_384, 384, 3)
 STRAIGHT(spmm24_straight_320, 320, 4)
 STRAIGHT(spmm24_straight_256, 256, 5)

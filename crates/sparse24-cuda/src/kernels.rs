@@ -166,6 +166,10 @@ pub const SOURCES: &[Source] = sources! {
         "geglu_backward", "swiglu_forward", "swiglu_backward", "tanh_forward", "tanh_backward",
         "relu_forward", "relu_backward",
     ], ALL, On;
+    "activation_compress" Mvue: [
+        "gelu_backward_compress", "gelu_erf_backward_compress", "relu_backward_compress",
+        "geglu_backward_compress", "swiglu_backward_compress",
+    ], ALL, Off;
     "add" Norm: ["add", "add_f32"], ALL, Off;
     "attention_backward" Attention: [
         "attention_backward_64_queries", "attention_backward_64_keys",
@@ -220,7 +224,10 @@ pub const SOURCES: &[Source] = sources! {
     "permuted_mask" Mask: ["permuted_mask"], ALL, Off;
     "rows" Rows: ["gather_rows", "scatter_rows"], ALL, Off;
     "scale" Embedding: ["scale", "scale_grad"], ALL, Off;
-    "spmm24_gather" SparseProduct: ["spmm24_gather", "spmm24_gather_transposed"], ALL, On;
+    "spmm24_gather" SparseProduct: [
+        "spmm24_gather", "spmm24_gather_transposed", "spmm24_gather_transposed_gelu",
+        "spmm24_gather_transposed_gelu_erf", "spmm24_gather_transposed_relu",
+    ], ALL, On;
     "spmm24_mma" SparseProduct: [
         "spmm24_mma_transposed_320", "spmm24_mma_transposed_256", "spmm24_mma_transposed_128",
         "spmm24_mma_straight_320", "spmm24_mma_straight_256", "spmm24_mma_straight_128",
@@ -228,8 +235,11 @@ pub const SOURCES: &[Source] = sources! {
     "spmm24_sm90" SparseProduct: [
         "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384",
         "spmm24_straight_320", "spmm24_straight_256",
+        "spmm24_transposed_384_gelu", "spmm24_transposed_256_gelu",
+        "spmm24_transposed_384_gelu_erf", "spmm24_transposed_256_gelu_erf",
+        "spmm24_transposed_384_relu", "spmm24_transposed_256_relu",
     ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
-        "HGMMA.SP" in "spmm24_straight" on HOPPER;
+        "HGMMA.SP" in "spmm24_straight" on HOPPER, spills 8;
 };
 
 macro_rules! headers {
@@ -246,6 +256,7 @@ pub const HEADERS: &[Header] = headers![
     "hopper.cuh",
     "mma.cuh",
     "mvue.cuh",
+    "mvue_tile.cuh",
     "packed.cuh",
     "parameters.cuh",
     "pdl.cuh",

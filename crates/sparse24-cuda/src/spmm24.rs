@@ -10,12 +10,12 @@ mod guess;
 mod instance;
 
 use half::bf16;
-use sparse24_core::op::Accumulate;
+use sparse24_core::op::{Accumulate, Activation};
 
 pub use crate::plan::{Form, NoPlan, Plan, Tiling};
 use crate::{
-    Device, Error, Matrix, compressed::Compressed, device::Checks, launch::arguments,
-    layout::BLOCK, tensor_map,
+    Device, Error, Matrix, activation, compressed::Compressed, device::Checks, kernels::entry,
+    launch::arguments, layout::BLOCK, tensor_map,
 };
 use guess::guess;
 use instance::{INSTANCES, Kernel, schedule};
@@ -36,6 +36,8 @@ pub struct Transposed {
     pub bias: Option<Matrix<f32>>,
     /// The transpose of the result `[n, m]`, overwritten.
     pub d: Matrix<bf16>,
+    /// An activation of the stored result, and where it is stored, `[n, m]`.
+    pub activated: Option<(Activation, Matrix<bf16>)>,
     /// At least [`Plan::scratch`] elements.
     pub scratch: Matrix<f32>,
 }
@@ -60,9 +62,13 @@ pub struct Straight {
 /// dX = dZ S(W) with S(W)^T as A.
 ///
 /// Sums are f32, in an order that depends on the plan and the shape alone. The bias is added before
-/// the result is rounded to bf16.
+/// the result is rounded to bf16. An activation has the bits of
+/// [`activation::forward`](crate::activation::forward) of that result; [`Plan::Wgmma`] computes it
+/// while storing, other plans in a kernel of its own.
 ///
 /// # Errors
+/// [`Error::Activation`] for one that [`fuses`] does not list; those of
+/// [`activation::forward`](crate::activation::forward).
 /// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
 /// rows of B and D are 16-byte aligned; [`Error::Unserved`] for a plan of another GPU;
 /// [`Error::Plan`] for one of another shape; [`Error::Alias`], [`Error::Stale`],
@@ -73,7 +79,7 @@ pub fn spmm24_transposed(
     plan: Plan,
 ) -> Result<(), Error> {
     const OPERATION: &str = "spmm24 transposed";
-    let Transposed { a, b, bias, d, scratch } = *operands;
+    let Transposed { a, b, bias, d, activated, scratch } = *operands;
     let ([m, k], n) = (a.shape(), b.shape()[0]);
     let plan = plan.unless_empty(k);
     let mut checks = device.checks(OPERATION);
@@ -85,12 +91,25 @@ pub fn spmm24_transposed(
         [n, m],
         WIDE,
     )?;
+    if let Some((_, h)) = activated {
+        checks.strided_output("h", h, [n, m], WIDE)?;
+    }
     check_scratch(&mut checks, OPERATION, scratch, plan)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
+    if let (Plan::Mma(_), Some((activation, h))) = (plan, activated) {
+        spmm24_transposed(device, &Transposed { activated: None, ..*operands }, plan)?;
+        return activation::forward(device, activation, d, h);
+    }
+    let suffix = match activated {
+        None => "",
+        Some((activation, _)) => suffix(activation).ok_or(Error::Activation { activation })?,
+    };
     let schedule = schedule(plan, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
     let of_d = arguments![d, d.stride() as u64];
+    let of_h =
+        activated.map(|(_, h)| arguments![h, h.stride() as u64].to_vec()).unwrap_or_default();
     let operands = match plan {
         Plan::Mma(_) => {
             let inputs = arguments![b, b.stride() as u64, a.values, a.metadata, bias, scratch];
@@ -99,11 +118,29 @@ pub fn spmm24_transposed(
         Plan::Wgmma(_) => {
             let map_b = tensor_map::swizzled(b, schedule.rows_of_b)?;
             let map_d = tensor_map::swizzled(d, schedule.rows_of_d)?;
-            arguments![map_b, map_d, a.values, a.metadata, bias, scratch].to_vec()
+            let inputs = arguments![map_b, map_d, a.values, a.metadata, bias, scratch];
+            [&inputs[..], &of_h].concat()
         }
     };
-    let of_gather = [&arguments![scratch, bias][..], &of_d].concat();
-    schedule.launch(device, &operands, "spmm24_gather_transposed", &of_gather)
+    let of_gather = [&arguments![scratch, bias][..], &of_d, &of_h].concat();
+    let gather = entry(&format!("spmm24_gather_transposed{suffix}"));
+    schedule.launch(device, suffix, &operands, gather, &of_gather)
+}
+
+/// Whether [`spmm24_transposed`] takes this activation.
+#[must_use]
+pub fn fuses(activation: Activation) -> bool {
+    suffix(activation).is_some()
+}
+
+/// The end of the names of kernels that compute it.
+fn suffix(activation: Activation) -> Option<&'static str> {
+    match activation {
+        Activation::Gelu => Some("_gelu"),
+        Activation::GeluErf => Some("_gelu_erf"),
+        Activation::Relu => Some("_relu"),
+        _ => None,
+    }
 }
 
 /// D`[m,n]` (+)= decode(A)`[m,k]` B`[k,n]`: dW = MVUE(dZ^T) X.
@@ -141,7 +178,7 @@ pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<()
         }
     };
     let of_gather = [&arguments![scratch][..], &result].concat();
-    schedule.launch(device, &operands, "spmm24_gather", &of_gather)
+    schedule.launch(device, "", &operands, "spmm24_gather", &of_gather)
 }
 
 impl Plan {
@@ -157,7 +194,10 @@ impl Plan {
 /// The bytes of dynamic shared memory of a kernel of these products, and 0 for others.
 #[must_use]
 pub fn shared_memory(entry: &str) -> u32 {
-    let instance = INSTANCES.iter().find(|instance| instance.entry == entry);
+    let suffixes = ["", "_gelu_erf", "_gelu", "_relu"];
+    let instance = INSTANCES.iter().find(|instance| {
+        suffixes.iter().any(|suffix| entry.strip_suffix(suffix) == Some(instance.entry))
+    });
     instance.map_or(0, |instance| instance.grid(1).shared)
 }
 

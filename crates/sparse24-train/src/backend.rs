@@ -301,12 +301,19 @@ pub trait Backend: Memory + Send {
     /// # Errors
     /// Errors of [`Backend::execute`].
     fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
-        if self.fused(ops)? { Ok(()) } else { ops.iter().try_for_each(|op| self.execute(op)) }
+        let mut left = ops;
+        while let [first, others @ ..] = left {
+            left = match self.fused(left)? {
+                0 => self.execute(first).map(|()| others)?,
+                done => &left[done..],
+            };
+        }
+        Ok(())
     }
-    /// Executes a sequence that the backend recognizes as one kernel, with the bits of the
-    /// composition; returns whether it did.
-    fn fused(&mut self, _: &[Op<'_>]) -> Result<bool, Error> {
-        Ok(false)
+    /// Executes the first operations of a sequence, if the backend recognizes them as one kernel
+    /// with the bits of the composition; returns how many.
+    fn fused(&mut self, _: &[Op<'_>]) -> Result<usize, Error> {
+        Ok(0)
     }
     /// Does `work`, or replays what it did before under the same number. It must be the same
     /// operations on the same handles every time, without host reads or writes; only the contents

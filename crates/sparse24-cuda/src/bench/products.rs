@@ -9,7 +9,7 @@ use ndarray::Array2;
 use sparse24_core::{
     MaskKind,
     compressed::Compressed24,
-    op::Accumulate,
+    op::{Accumulate, Activation},
     philox::{Philox4x32, uniform},
     search::mask_search,
 };
@@ -23,7 +23,7 @@ use super::{
     timing::{Contestant, Effort, contest},
 };
 use crate::{
-    Device, Error, Matrix, Scalar,
+    Device, Error, Matrix, Scalar, activation,
     compressed::Compressed,
     gemm::{Gemm, LinearForward, LinearWgrad},
     launch::{Grid, arguments},
@@ -43,6 +43,8 @@ enum Plans {
     Fastest,
     /// The fastest one for every GPU, and the fastest of all.
     Mma,
+    /// The fastest one, which stores an activation too, and that product before the activation.
+    Activated(Activation),
 }
 
 /// The sparse products of the layers of a size.
@@ -51,7 +53,11 @@ pub fn products(size: &Size) -> Vec<Case> {
     use Form::{Straight, Transposed};
     let Some(d) = size.width() else { return Vec::new() };
     let p = TOKENS;
-    let kernels: [(&str, &[&str], _, Option<Plans>); 6] = [
+    let activated = |kernel, activation| {
+        let entries: &[&str] = &["spmm24_transposed_", "spmm24_gather_transposed_"];
+        (kernel, entries, Transposed, Some(Plans::Activated(activation)))
+    };
+    let kernels: [(&str, &[&str], _, Option<Plans>); 9] = [
         (
             "spmm24_transposed",
             &["spmm24_transposed_", "spmm24_gather_transposed"],
@@ -71,6 +77,9 @@ pub fn products(size: &Size) -> Vec<Case> {
             Straight,
             Some(Plans::Mma),
         ),
+        activated("spmm24_gelu", Activation::Gelu),
+        activated("spmm24_gelu_erf", Activation::GeluErf),
+        activated("spmm24_relu", Activation::Relu),
         ("mma_peer_transposed", &["mma_peer_transposed"], Transposed, None),
         ("mma_peer_straight", &["mma_peer_straight"], Straight, None),
     ];
@@ -80,7 +89,9 @@ pub fn products(size: &Size) -> Vec<Case> {
             Transposed => [[4 * d, p, d], [d, p, 4 * d]],
             Straight => [[4 * d, d, p], [d, 4 * d, p]],
         };
-        shapes.map(|shape| {
+        // Activations follow the up layer.
+        let of_activated = matches!(plans, Some(Plans::Activated(_)));
+        shapes.into_iter().take(if of_activated { 1 } else { 2 }).map(move |shape| {
             Case::new(kernel, entries, shape, move |bench, shape| match plans {
                 Some(which) => sparse(bench, form, shape, which),
                 None => mma_peer(bench, kernel, form, shape),
@@ -200,13 +211,20 @@ fn sparse(
         Form::Straight => ([k, n], [m, n], 4, 0.0),
     };
     let of_b = panel(shape_of_b[1], 2);
-    let bytes = m * k * 9 / 8 + 2 * n * k + m * n * bytes_of_d;
+    let results = if let Plans::Activated(_) = which { 2 } else { 1 };
+    let bytes = m * k * 9 / 8 + 2 * n * k + m * n * bytes_of_d * results;
     let sets = bench.sets(bytes, |device| {
         let b = repeated(device, shape_of_b, &of_b)?;
         Ok(match form {
             Form::Transposed => {
                 let d = device.alloc("d", shape_of_d)?;
-                Set::Transposed(Transposed { a, b, bias: None, d, scratch })
+                let activated = match which {
+                    Plans::Activated(activation) => {
+                        Some((activation, device.alloc("h", shape_of_d)?))
+                    }
+                    Plans::Fastest | Plans::Mma => None,
+                };
+                Set::Transposed(Transposed { a, b, bias: None, d, activated, scratch })
             }
             Form::Straight => {
                 let d = device.alloc("d", shape_of_d)?;
@@ -236,6 +254,15 @@ fn sparse(
                 contestants.push(contestant("wgmma", fastest(bench, &hopper, &sets)?.0));
             }
         }
+        Plans::Activated(activation) => {
+            let launch = move |device: &mut Device, set: &Set| {
+                let Set::Transposed(operands) = set else { unreachable!("activations follow D^T") };
+                spmm24_transposed(device, &Transposed { activated: None, ..*operands }, best)?;
+                let (_, h) = operands.activated.expect("of every set");
+                activation::forward(device, activation, operands.d, h)
+            };
+            contestants.push(Contestant::new("two kernels", sets.clone(), launch));
+        }
         Plans::Fastest => {
             let verified =
                 |found: &mut Read<'_>| sampled("cuSPARSELt", shape, ROUNDED, term, found);
@@ -245,6 +272,11 @@ fn sparse(
             }
         }
     }
+    let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };
+    let verified = "256 elements, against sums in f64";
+    if let Plans::Activated(_) = which {
+        return Ok(Prepared { plans, ..Prepared::new(work, verified, contestants) });
+    }
     let bs: Vec<_> = sets.iter().map(Set::b).collect();
     match cublaslt(bench, form, shape, &bs, &of_b) {
         Ok(contestant) => contestants.push(contestant),
@@ -252,8 +284,6 @@ fn sparse(
         Err(Stop::Error(Error::Library { .. })) => {}
         Err(stop) => without.push(stop.of_peer("cuBLASLt")?),
     }
-    let work = Work { bytes: bytes as f64, flops: 2.0 * (m * n * k) as f64, speed: 2.0 };
-    let verified = "256 elements, against sums in f64";
     Ok(Prepared { plans, without, ..Prepared::new(work, verified, contestants) })
 }
 

@@ -3,6 +3,7 @@
 
 use crate::{
     Architecture, Device, Error,
+    kernels::entry,
     launch::{Argument, Grid},
     layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES},
     plan::{Form, PAIR_ROWS, Plan, Tiling},
@@ -118,15 +119,18 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Queues the kernel, and `gather` to add up the parts.
+    /// Queues the kernel, or that with an activation whose name has a `suffix`, and `gather` to add
+    /// up the parts.
     pub(super) fn launch(
         &self,
         device: &mut Device,
+        suffix: &str,
         operands: &[Argument],
         gather: &'static str,
         of_gather: &[Argument],
     ) -> Result<(), Error> {
-        device.launch(self.entry, self.grid, &[operands, &self.sizes].concat())?;
+        let kernel = entry(&format!("{}{suffix}", self.entry));
+        device.launch(kernel, self.grid, &[operands, &self.sizes].concat())?;
         device.launch(gather, self.gather_grid, &[of_gather, &self.gather_sizes].concat())
     }
 }
@@ -208,6 +212,16 @@ mod tests {
         let calls =
             files.map(|text| ["\nTRANSPOSED(", "\nSTRAIGHT("].map(|of| text.matches(of).count()));
         assert_eq!(calls.as_flattened().iter().sum::<usize>(), INSTANCES.len());
+        // Activations, of kernels with the same numbers.
+        for line in files[0].lines().filter_map(|line| line.strip_prefix("ACTIVATED(spmm24_")) {
+            let (name, numbers) = line.split_once(", ").expect(line);
+            let (_, numbers) = numbers.split_once(", ").expect(line);
+            let mut plain = INSTANCES
+                .iter()
+                .filter(|instance| format!("spmm24_{name}").starts_with(instance.entry));
+            let plain = plain.next().expect(line).entry;
+            assert!(files[0].contains(&format!("\nTRANSPOSED({plain}, {numbers}")), "{line}");
+        }
     }
 
     #[test]

@@ -5,15 +5,15 @@ use ndarray::{Array2, ArrayView2, s};
 use sparse24_core::{
     compressed::Compressed24,
     mvue::{Estimator, call},
-    op::StepState,
+    op::{Activation, StepState},
     philox::{Purpose, Site, Stream},
 };
 use sparse24_cpu::mvue as cpu;
 use sparse24_cuda::{
-    Device, Matrix,
+    Device, Matrix, activation,
     compressed::Compressed,
     layout::{Fragments, to_fragments},
-    mvue::mvue_compress,
+    mvue::{backward_compress, mvue_compress},
 };
 
 use crate::search::hostile;
@@ -37,12 +37,22 @@ fn stream(state: &StepState) -> Stream {
 
 /// The kernel's result, in poisoned memory.
 fn compressed(device: &mut Device, dz: Matrix<bf16>, estimator: Estimator) -> Fragments {
-    let [p, r] = dz.shape();
+    poisoned(device, dz.shape(), |device, out| {
+        mvue_compress(device, dz, estimator, SITE, out).expect("queued");
+    })
+}
+
+/// Returns what is written to poisoned memory for a sample of dZ `[p, r]`.
+fn poisoned(
+    device: &mut Device,
+    [p, r]: [usize; 2],
+    write: impl FnOnce(&mut Device, Compressed),
+) -> Fragments {
     let mut out = Compressed::alloc(device, "out", [r, p.next_multiple_of(4)]).expect("memory");
     let values = Poisoned::new(device, out.values.shape());
     let metadata = Poisoned::new(device, out.metadata.shape());
     (out.values, out.metadata) = (values.matrix, metadata.matrix);
-    mvue_compress(device, dz, estimator, SITE, out).expect("queued");
+    write(device, out);
     Fragments { values: values.read(device), metadata: metadata.read(device) }
 }
 
@@ -108,6 +118,48 @@ fn rows_may_be_strided() {
             let part = whole.rows(1..128).columns(columns.clone());
             let dz = dz.slice(s![1..128, columns]);
             check(device, (dz, part), Estimator::Exact, 1);
+        }
+    });
+}
+
+/// dZ and its sample have the bits of the two kernels, for every z in bf16 and ragged shapes.
+#[test]
+fn activations_may_be_fused() {
+    on_gpu(|device| {
+        device.set_step(&state(1)).expect("set");
+        for activation in Activation::ALL {
+            let halves = activation.columns_in();
+            for shape @ [p, f] in [[256, 256], [0, 64], [1, 64], [67, 192], [130, 136], [4100, 64]]
+                .into_iter()
+                .filter(|[p, f]| affordable(p * f))
+            {
+                let z = match shape {
+                    [256, 256] => Array2::from_shape_fn([p, halves * f], |(row, column)| {
+                        bf16::from_bits((256 * row + column % 256) as u16)
+                    }),
+                    _ => gaussian([p, halves * f], 3),
+                };
+                let [dh, z] = [gaussian([p, f], 2), z].map(|x: Array2<bf16>| upload(device, &x));
+                let [dz, alone] = [(); 2].map(|()| Poisoned::<bf16>::new(device, z.shape()));
+                let mut fused = false;
+                let found = poisoned(device, z.shape(), |device, out| {
+                    let operands = [dh, z, dz.matrix];
+                    fused =
+                        backward_compress(device, activation, operands, SITE, out).expect("queued");
+                });
+                let served = if halves == 2 { f % 64 == 0 } else { activation != Activation::Tanh };
+                assert_eq!(fused, served, "{activation:?}, {shape:?}");
+                if fused {
+                    activation::backward(device, activation, dh, z, alone.matrix).expect("queued");
+                    let expected = compressed(device, alone.matrix, Estimator::Exact);
+                    let what = format!("{activation:?}, {shape:?}");
+                    let [dz, alone] = [dz, alone].map(|of| of.read(device));
+                    let differs =
+                        dz.iter().zip(&alone).position(|(a, b)| a.to_bits() != b.to_bits());
+                    assert_eq!(differs, None, "{what}: dz");
+                    assert_same(&found, &expected, &what);
+                }
+            }
         }
     });
 }

@@ -6,11 +6,11 @@ use ndarray::{Array2, Axis, concatenate, s};
 use sparse24_core::{
     compressed::Compressed24,
     group::Pattern,
-    op::Accumulate,
+    op::{Accumulate, Activation},
     philox::{Philox4x32, uniform},
 };
 use sparse24_cuda::{
-    Device, Matrix,
+    Device, Matrix, activation,
     compressed::Compressed,
     layout::to_fragments,
     spmm24::{Form, Plan, Straight, Tiling, Transposed, plans, spmm24, spmm24_transposed},
@@ -161,6 +161,57 @@ fn missing_last_rows_of_b_count_as_zeros() {
     });
 }
 
+/// D and its activation have the bits of the two kernels, by every plan, split tiles among them.
+#[test]
+fn activations_may_be_fused() {
+    on_gpu(|device| {
+        for [m, k, n] in SHAPES.into_iter().filter(affordable_product) {
+            let a = compressed(device, &sparse([m, k], 17, bf16::from_f32));
+            let [b, bias] = [[n, k], [1, m]].map(|shape| gaussian::<f32>(shape, 18));
+            let b = padded(device, &b.mapv(bf16::from_f32));
+            let bias = Some(upload(device, &bias));
+            for plan in all_plans(device, Form::Transposed, [m, n, k]) {
+                // Their activation is a kernel of its own, which takes contiguous rows.
+                if matches!(plan, Plan::Mma(_)) && !m.is_multiple_of(8) {
+                    continue;
+                }
+                let scratch = device.alloc("scratch", [1, plan.scratch()]).expect("memory");
+                let run = |device: &mut Device, activation: Option<Activation>| {
+                    let wide = m.next_multiple_of(8);
+                    let [d, h] = [(); 2].map(|()| {
+                        let of = Poisoned::<bf16>::new(device, [n, wide]);
+                        // For the sanitizer, as below.
+                        device.fill_bytes(of.matrix, 0xff).expect("filled");
+                        of
+                    });
+                    let [of_d, of_h] = [&d, &h].map(|of| of.matrix.columns(0..m));
+                    let activated = activation.map(|activation| (activation, of_h));
+                    let operands = Transposed { a, b, bias, d: of_d, activated, scratch };
+                    spmm24_transposed(device, &operands, plan).expect("queued");
+                    [d, h].map(|of| {
+                        let all =
+                            Array2::from_shape_vec((n, wide), of.read(device)).expect("a shape");
+                        all.slice(s![.., ..m]).mapv(bf16::to_bits)
+                    })
+                };
+                let [d, _] = run(device, None);
+                let z = upload(device, &d.mapv(bf16::from_bits));
+                for activation in [Activation::Gelu, Activation::GeluErf, Activation::Relu] {
+                    let h = Poisoned::new(device, [n, m]);
+                    activation::forward(device, activation, z, h.matrix).expect("queued");
+                    let h = h.read(device).into_iter().map(bf16::to_bits).collect();
+                    let h = Array2::from_shape_vec((n, m), h).expect("a shape");
+                    let what = format!("{activation:?}, {plan} of m, k, n = {:?}", [m, k, n]);
+                    let [fused_d, fused_h] = run(device, Some(activation));
+                    assert_eq!(first_difference(&fused_d, &d), None, "d, {what}");
+                    assert_eq!(first_difference(&fused_h, &h), None, "h, {what}");
+                }
+            }
+            device.reset().expect("no kernel failed");
+        }
+    });
+}
+
 #[test]
 fn empty_sums_are_zero_and_empty_results_are_fine() {
     on_gpu(|device| {
@@ -190,7 +241,7 @@ fn bad_operands_are_refused() {
             .map(|stride| device.alloc::<bf16>("b", [40, stride]).expect("memory").columns(0..64));
         let d = device.alloc::<bf16>("d", [40, 72]).expect("memory");
         let scratch = device.alloc::<f32>("scratch", [1, 0]).expect("memory");
-        let good = Transposed { a, b: wide, bias: None, d, scratch };
+        let good = Transposed { a, b: wide, bias: None, d, activated: None, scratch };
         let plan = plans(device, Form::Transposed, [72, 40, 64]).expect("plans")[0];
         let mut refuse = |operands, plan| refused(spmm24_transposed(device, &operands, plan));
         let few = wide.rows(0..39);
@@ -358,7 +409,8 @@ fn multiply(
                 // uninitialized.
                 device.fill_bytes(d.matrix, 0xff).expect("filled");
             }
-            let operands = Transposed { a, b, bias, d: d.matrix.columns(0..m), scratch };
+            let operands =
+                Transposed { a, b, bias, d: d.matrix.columns(0..m), activated: None, scratch };
             spmm24_transposed(device, &operands, plan).expect("queued");
             let d = d.read(device).into_iter().map(bf16::to_f32).collect();
             let d = Array2::from_shape_vec((n, wide), d).expect("the shape");

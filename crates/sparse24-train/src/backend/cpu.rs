@@ -146,7 +146,7 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn fused(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
+    fn fused(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
         self.add_norm(ops)
     }
 

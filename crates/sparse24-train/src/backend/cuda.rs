@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use sparse24_core::op::StepState;
+use sparse24_core::{mvue::Estimator, op::StepState};
 use sparse24_cuda::{
     Device as Gpu, Matrix, Scalar, Settings, activation, attention, compressed::Compressed,
-    distance, dropout, flip, gemm, health::Health, nccl::Communicator, norm, optimizer,
+    distance, dropout, flip, gemm, health::Health, mvue, nccl::Communicator, norm, optimizer,
     profile::Profile, spmm24,
 };
 
@@ -23,7 +23,9 @@ use self::{
 };
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Exchange, Extent, GraphId,
-    Launches, Limit, MaskId, Op, Plans, Region, Stage, StepReport, Tensor, op::DenseOp, reduce,
+    Launches, Limit, MaskId, Op, Plans, Region, Stage, StepReport, Tensor,
+    op::{DenseOp, SparseOp, Weight},
+    reduce,
 };
 use crate::{Error, group::Group};
 
@@ -228,8 +230,38 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn fused(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
-        self.add_norm(ops)
+    fn fused(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
+        match ops {
+            [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm)), ..]
+                if add.out == norm.x =>
+            {
+                self.norm_forward(norm, Some([add.x, add.delta])).map(|()| 2)
+            }
+            [
+                Op::Dense(DenseOp::ActivationBackward(back)),
+                Op::Sparse(SparseOp::MvueCompress(sample)),
+                ..,
+            ] if back.dz == sample.dz && sample.estimator == Estimator::Exact => {
+                let operands = [back.dh, back.z, back.dz].map(|t| self.buffers.activations(t));
+                let out = self.sampled(sample.out.0, back.dz.shape[0]);
+                let (gpu, activation, site) = (&mut self.gpu, back.activation, sample.site);
+                let fused = mvue::backward_compress(gpu, activation, operands, site, out)?;
+                Ok(if fused { 2 } else { 0 })
+            }
+            [
+                Op::Dense(DenseOp::LinearForward(product)),
+                Op::Dense(DenseOp::ActivationForward(after)),
+                ..,
+            ] if product.z == after.z
+                && matches!(product.weight, Weight::Pruned(_))
+                && spmm24::fuses(after.activation) =>
+            {
+                self.gpu.profile().set_product(self::product(&ops[0]));
+                let h = self.buffers.activations(after.h);
+                self.linear_forward(product, Some((after.activation, h))).map(|()| 2)
+            }
+            _ => Ok(0),
+        }
     }
 
     fn graph(

@@ -106,7 +106,8 @@ impl Ffn {
         dx: Tensor,
     ) -> Result<(), Error> {
         let through = Through { activation: self.activation, z: kept.z, dh };
-        self.down.backward_activation(pass, kept.h, dy, through, dz)?;
-        self.up.backward(pass, x, dz, dx)
+        let sampling = self.up.sampling(pass, dz);
+        self.down.backward_activation(pass, kept.h, dy, through, dz, sampling)?;
+        self.up.backward_sampled(pass, x, dz, dx)
     }
 }

@@ -127,12 +127,25 @@ impl Linear24 {
         dz: Tensor,
         dx: Tensor,
     ) -> Result<(), Error> {
-        self.gradients(pass, x, dz)?;
+        self.sampling(pass, dz).map_or(Ok(()), |op| pass.run(op))?;
+        self.backward_sampled(pass, x, dz, dx)
+    }
+
+    /// dW, db, and dX = dZ S(W), after [`Self::sampling`] was executed.
+    pub fn backward_sampled(
+        &self,
+        pass: &mut Pass<'_>,
+        x: Tensor,
+        dz: Tensor,
+        dx: Tensor,
+    ) -> Result<(), Error> {
+        self.products(pass, x, dz)?;
         let op = self.dgrad(pass, dz, dx);
         pass.run(op)
     }
 
-    /// dW, db, and the gradient of the input of the activation whose output X was.
+    /// dW, db, and the gradient of the input of the activation whose output X was; then `sampling`
+    /// of that gradient.
     pub fn backward_activation(
         &self,
         pass: &mut Pass<'_>,
@@ -140,11 +153,14 @@ impl Linear24 {
         dz: Tensor,
         Through { activation, z, dh }: Through,
         dx: Tensor,
+        sampling: Option<MvueCompress>,
     ) -> Result<(), Error> {
         self.gradients(pass, x, dz)?;
         let dgrad = self.dgrad(pass, dz, dh);
         let derivative = ActivationBackward { activation, dh, z, dz: dx };
-        pass.sequence(&[dgrad.into(), derivative.into()])
+        let mut ops = vec![dgrad.into(), derivative.into()];
+        ops.extend(sampling.map(Op::from));
+        pass.sequence(&ops)
     }
 
     fn product(&self, pass: &Pass<'_>, x: Tensor, z: Tensor) -> LinearForward {
@@ -157,14 +173,24 @@ impl Linear24 {
 
     /// dW and db, of a layer whose input needs no gradient.
     pub fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
-        let accumulate = pass.accumulate;
-        let gradient = match (pass.phase.wgrad, self.sampled) {
+        self.sampling(pass, dz).map_or(Ok(()), |op| pass.run(op))?;
+        self.products(pass, x, dz)
+    }
+
+    /// The sampling of dZ that dW reads, if it reads a sample.
+    pub fn sampling(&self, pass: &Pass<'_>, dz: Tensor) -> Option<MvueCompress> {
+        match (pass.phase.wgrad, self.sampled) {
             (GradientOperand::Mvue(estimator), Some(out)) => {
-                pass.run(MvueCompress { dz, site: self.site, estimator, out })?;
-                Gradient::Sampled(out)
+                Some(MvueCompress { dz, site: self.site, estimator, out })
             }
-            _ => Gradient::Dense(dz),
-        };
+            _ => None,
+        }
+    }
+
+    fn products(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
+        let accumulate = pass.accumulate;
+        let sampling = self.sampling(pass, dz);
+        let gradient = sampling.map_or(Gradient::Dense(dz), |op| Gradient::Sampled(op.out));
         pass.run(LinearWgrad { dz: gradient, x, dw: self.weight.gradient, accumulate })?;
         match self.bias {
             Some(bias) => pass.run(Op::from(BiasGrad { dz, db: bias.gradient, accumulate })),

@@ -184,13 +184,13 @@ impl CpuBackend {
     }
 
     /// Fuses a residual addition with the norm after it, in f32; whether it did.
-    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
-        let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))] = ops else {
-            return Ok(false);
+    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
+        let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm)), ..] = ops else {
+            return Ok(0);
         };
         // The norm reads the sum as it is stored: with bf16, rounded.
         if self.arithmetic == Arithmetic::Bf16 || add.out != norm.x || add.x == add.out {
-            return Ok(false);
+            return Ok(0);
         }
         self.write([add.out, norm.y, norm.stats], |cpu, [sum, y, stats]| {
             let [x, delta] = [add.x, add.delta].map(|t| cpu.buffers.view(t));
@@ -198,7 +198,7 @@ impl CpuBackend {
             let gamma = cpu.buffers.row(norm.gamma);
             norm_forward(x, Some(delta), gamma, beta, norm.epsilon, sum, y, stats)
         })?;
-        Ok(true)
+        Ok(2)
     }
 
     fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! The operations of layers on a GPU.
 
 use half::bf16;
-use sparse24_core::op::Accumulate;
+use sparse24_core::op::{Accumulate, Activation};
 use sparse24_cuda::{
     Matrix, activation, add, attention, bias, compressed::Compressed, dropout, embedding, gemm,
     loss, norm, rows, scale, spmm24,
@@ -11,7 +11,7 @@ use super::{Activations, CudaBackend, Dgrad, buffers::padded, grown};
 use crate::{
     Error,
     backend::{
-        DType, Gradient24, Op, Tensor, Weight24,
+        DType, Gradient24, Tensor, Weight24,
         op::{
             Add, AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
             EmbedBackward, EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward,
@@ -23,7 +23,7 @@ use crate::{
 impl CudaBackend {
     pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
         match op {
-            DenseOp::LinearForward(op) => self.linear_forward(op),
+            DenseOp::LinearForward(op) => self.linear_forward(op, None),
             DenseOp::LinearDgrad(op) => self.linear_dgrad(op),
             DenseOp::LinearWgrad(op) => self.linear_wgrad(op),
             DenseOp::BiasGrad(op) => self.bias_grad(op),
@@ -91,23 +91,30 @@ impl CudaBackend {
         }
     }
 
-    /// d = b decode(a)^T + bias.
+    /// d = b decode(a)^T + bias, and an activation of it.
     fn pruned_product(
         &mut self,
         a: Compressed,
         b: Activations,
         bias: Option<Matrix<f32>>,
         d: Activations,
+        activated: Option<(Activation, Activations)>,
     ) -> Result<(), Error> {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
         let product = (spmm24::Form::Transposed, [m, n, k], Accumulate::Overwrite);
         let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);
         self.sparse_plans.run(gpu, scratch, product, |gpu, scratch, plan| {
-            spmm24::spmm24_transposed(gpu, &spmm24::Transposed { a, b, bias, d, scratch }, plan)
+            let op = spmm24::Transposed { a, b, bias, d, activated, scratch };
+            spmm24::spmm24_transposed(gpu, &op, plan)
         })
     }
 
-    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+    /// Z, and an activation of it if the weight is pruned.
+    pub(super) fn linear_forward(
+        &mut self,
+        op: &LinearForward,
+        activated: Option<(Activation, Activations)>,
+    ) -> Result<(), Error> {
         let [x, z] = [op.x, op.z].map(|t| self.buffers.activations(t));
         match op.weight {
             Weight::Dense(t) => {
@@ -121,7 +128,13 @@ impl CudaBackend {
                     let problem = "a permuted mask has no forward product".to_owned();
                     return Err(Error::Refused(problem));
                 };
-                self.pruned_product(a, x, op.bias.map(|bias| self.buffers.floats(bias)), z)
+                self.pruned_product(
+                    a,
+                    x,
+                    op.bias.map(|bias| self.buffers.floats(bias)),
+                    z,
+                    activated,
+                )
             }
         }
     }
@@ -134,7 +147,7 @@ impl CudaBackend {
                 Ok(self.gemm.linear_dgrad(&mut self.gpu, &op)?)
             }
             Weight::Pruned(Weight24(at)) => match self.weights24[at].dgrad {
-                Dgrad::Sparse(a) => self.pruned_product(a, dz, None, dx),
+                Dgrad::Sparse(a) => self.pruned_product(a, dz, None, dx, None),
                 Dgrad::Dense(weight) => {
                     let op = gemm::LinearDgrad { dz, weight, dx };
                     Ok(self.gemm.linear_dgrad(&mut self.gpu, &op)?)
@@ -172,21 +185,12 @@ impl CudaBackend {
         Ok(bias::bias_grad(&mut self.gpu, dz, db, op.accumulate, scratch)?)
     }
 
-    /// Fuses a residual addition with the norm after it; whether it did.
-    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<bool, Error> {
-        match ops {
-            [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm))]
-                if add.out == norm.x =>
-            {
-                self.norm_forward(norm, Some([add.x, add.delta]))?;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
-
     /// The norm of x, or of a sum that is written to x.
-    fn norm_forward(&mut self, op: &NormForward, sum: Option<[Tensor; 2]>) -> Result<(), Error> {
+    pub(super) fn norm_forward(
+        &mut self,
+        op: &NormForward,
+        sum: Option<[Tensor; 2]>,
+    ) -> Result<(), Error> {
         let residual = self.buffers.activations(op.x);
         let x = sum.map_or(residual, |[x, _]| self.buffers.activations(x));
         let op = norm::NormForward {

@@ -153,15 +153,15 @@ fn activations(size: &Size) -> Vec<Operation> {
     if stream != hidden {
         all.push(estimate("mvue_exact", exact, stream, YES));
     }
-    const NAMES: [[&[&str]; 2]; 6] = [
-        [&["gelu_forward"], &["gelu_backward"]],
-        [&["gelu_erf_forward"], &["gelu_erf_backward"]],
-        [&["geglu_forward"], &["geglu_backward"]],
-        [&["swiglu_forward"], &["swiglu_backward"]],
-        [&["tanh_forward"], &["tanh_backward"]],
-        [&["relu_forward"], &["relu_backward"]],
+    const NAMES: [[&[&str]; 3]; 6] = [
+        [&["gelu_forward"], &["gelu_backward"], &["gelu_backward_compress"]],
+        [&["gelu_erf_forward"], &["gelu_erf_backward"], &["gelu_erf_backward_compress"]],
+        [&["geglu_forward"], &["geglu_backward"], &["geglu_backward_compress"]],
+        [&["swiglu_forward"], &["swiglu_backward"], &["swiglu_backward_compress"]],
+        [&["tanh_forward"], &["tanh_backward"], &[]],
+        [&["relu_forward"], &["relu_backward"], &["relu_backward_compress"]],
     ];
-    for (at, (activation, [forward, backward])) in
+    for (at, (activation, [forward, backward, compress])) in
         Activation::ALL.into_iter().zip(NAMES).enumerate()
     {
         let (columns, sizes) = (activation.columns_in(), [p, 1, f, at]);
@@ -171,6 +171,11 @@ fn activations(size: &Size) -> Vec<Operation> {
             Operation::new(names[0], forward, hidden, sizes, [NO; 4], moved),
             Operation::new(names[1], backward, hidden, sizes, [NO; 4], back),
         ]);
+        // And its sample, in one kernel.
+        all.extend(compress.first().map(|&kernel| {
+            let (names, bytes) = ((kernel, names[1].1), back + columns * p * f * 9 / 8);
+            Operation::new(names, compress, hidden, sizes, [YES, NO, NO, NO], bytes)
+        }));
     }
     all
 }
