@@ -7,6 +7,7 @@ use sparse24_train::group::Group;
 
 use crate::Error;
 
+mod frames;
 mod handshake;
 mod placement;
 mod tcp;

@@ -1,20 +1,18 @@
 //! Ranks that are connected by TCP, each to each.
 //!
 //! Rank 0 listens; the others connect to it, prove that they know the secret, and learn each
-//! other's addresses. A connection carries frames: a kind, a length in four bytes, and so many
-//! bytes. A thread per connection writes them, or a sign of life each second; another reads them.
-//! A rank that closes its connection without a goodbye, or sends nothing for the peer timeout, is
-//! gone, and so is the run.
+//! other's addresses. One thread per connection writes frames, another reads them. A rank that closes
+//! its connection without a goodbye, or sends nothing for the peer timeout, is gone, and so is the
+//! run.
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io::{self, BufReader, Read, Write},
-    mem,
-    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    io, mem,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+        mpsc::{Receiver, Sender, channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -24,6 +22,7 @@ use sparse24_train::{Error as TrainError, group::Group};
 
 use super::{
     Placement, Secret,
+    frames::{HEARTBEAT, Outgoing, read, write},
     handshake::{self, Answer, Hello},
 };
 use crate::Error;
@@ -50,37 +49,14 @@ pub struct Joining {
 /// The time that a process has to end by itself after a rank is gone.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// The time between signs of life.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-
 /// The time between lists of missing ranks.
 const REMINDER: Duration = Duration::from_secs(30);
 
 /// How often a rank that waits looks again.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The longest frame in bytes.
-const FRAME: usize = 1 << 20;
-
-/// The longest message in bytes.
-const MESSAGE: usize = 1 << 30;
-
 /// Handshakes at a time.
 const HANDSHAKES: usize = 256;
-
-/// Kinds of frames.
-const ALIVE: u8 = 0;
-/// A piece of a message that goes on.
-const PIECE: u8 = 1;
-/// The last piece of a message.
-const LAST: u8 = 2;
-/// The end of the connection; a text says that the sender failed.
-const GOODBYE: u8 = 3;
-
-enum Outgoing {
-    Message(Vec<u8>),
-    Goodbye(String),
-}
 
 enum Event {
     Message(Vec<u8>),
@@ -547,60 +523,6 @@ fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Er
     let reason = last.map_or_else(String::new, |error| format!(": {error}"));
     let problem = format!("rank 0 cannot listen at {host:?}, ports {ports:?}{reason}");
     Err(Error::setting("--rendezvous", problem))
-}
-
-fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
-    let mut send = |kind, bytes: &[u8]| {
-        let length = (bytes.len() as u32).to_le_bytes();
-        stream.write_all(&[&[kind], &length[..], bytes].concat())
-    };
-    let done = loop {
-        let sent = match outgoing.recv_timeout(HEARTBEAT) {
-            Ok(Outgoing::Message(message)) => {
-                let whole = message.len().saturating_sub(1) / FRAME * FRAME;
-                let (pieces, last) = message.split_at(whole);
-                pieces
-                    .chunks(FRAME)
-                    .try_for_each(|piece| send(PIECE, piece))
-                    .and_then(|()| send(LAST, last))
-            }
-            Ok(Outgoing::Goodbye(text)) => break send(GOODBYE, text.as_bytes()),
-            Err(RecvTimeoutError::Timeout) => send(ALIVE, &[]),
-            Err(RecvTimeoutError::Disconnected) => break Ok(()),
-        };
-        if sent.is_err() {
-            break sent;
-        }
-    };
-    // The reader of this connection, here and there, says what became of it.
-    drop(done);
-    let _ = stream.shutdown(Shutdown::Write);
-}
-
-/// Passes on messages until the other rank says goodbye; returns its failure, if it had one.
-fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Result<Option<String>> {
-    let mut stream = BufReader::with_capacity(1 << 16, stream);
-    let mut message = Vec::new();
-    let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
-    loop {
-        let mut header = [0; 5];
-        stream.read_exact(&mut header)?;
-        let [kind, length @ ..] = header;
-        let length = u32::from_le_bytes(length) as usize;
-        if length > FRAME || message.len() + length > MESSAGE {
-            return invalid("a message is too long");
-        }
-        let start = message.len();
-        message.resize(start + length, 0);
-        stream.read_exact(&mut message[start..])?;
-        match (kind, length) {
-            (ALIVE, 0) | (PIECE, _) => {}
-            (LAST, _) => each(mem::take(&mut message)),
-            (GOODBYE, 0) => return Ok(None),
-            (GOODBYE, _) => return Ok(Some(String::from_utf8_lossy(&message[start..]).into())),
-            _ => return invalid("a frame is of no known kind"),
-        }
-    }
 }
 
 fn is_silence(error: &io::Error) -> bool {
