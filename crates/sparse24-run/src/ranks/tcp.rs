@@ -1,9 +1,9 @@
 //! Ranks that are connected by TCP, each to each.
 //!
 //! Rank 0 listens; the others connect to it, prove that they know the secret, and learn each
-//! other's addresses. One thread per connection writes frames, another reads them. A rank that closes
-//! its connection without a goodbye, or sends nothing for the peer timeout, is gone, and so is the
-//! run.
+//! other's addresses. One thread per connection writes frames, another reads them. A rank that
+//! closes its connection without a goodbye, or sends nothing for the peer timeout, is gone, and so
+//! is the run.
 
 use std::{
     collections::{BTreeMap, VecDeque},
