@@ -159,8 +159,12 @@ impl Backend for Hooked {
         self.inner.l1_distance(a, b).map(self.distance)
     }
 
-    fn start_reduce(&mut self, stages: &[Stage]) -> Result<bool, Error> {
-        let Some(exchange) = &mut self.exchange else { return Ok(false) };
+    fn can_overlap(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    fn start_reduce(&mut self, stages: &[Stage]) -> Result<(), Error> {
+        let Some(exchange) = &mut self.exchange else { return self.inner.start_reduce(stages) };
         for stage in stages {
             let transfers = stage.sent.iter().chain(&stage.received).map(|&(_, tensor)| tensor);
             for tensor in transfers.chain(stage.additions.iter().flatten().copied()) {
@@ -172,7 +176,7 @@ impl Backend for Hooked {
         }
         exchange.starts += usize::from(!stages.is_empty());
         exchange.stages.extend_from_slice(stages);
-        Ok(true)
+        Ok(())
     }
 
     fn reduce(&mut self, stages: &[Stage], group: &mut dyn Group) -> Result<(), Error> {
