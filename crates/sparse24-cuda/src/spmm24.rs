@@ -63,12 +63,12 @@ pub struct Straight {
 ///
 /// Sums are f32, in an order that depends on the plan and the shape alone. The bias is added before
 /// the result is rounded to bf16. An activation has the bits of
-/// [`activation::forward`](crate::activation::forward) of that result; [`Plan::Wgmma`] computes it
+/// [`activation::forward`] of that result; [`Plan::Wgmma`] computes it
 /// while storing, other plans in a kernel of its own.
 ///
 /// # Errors
 /// [`Error::Activation`] for one that [`fuses`] does not list; those of
-/// [`activation::forward`](crate::activation::forward).
+/// [`activation::forward`].
 /// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
 /// rows of B and D are 16-byte aligned; [`Error::Unserved`] for a plan of another GPU;
 /// [`Error::Plan`] for one of another shape; [`Error::Alias`], [`Error::Stale`],
