@@ -42,7 +42,11 @@ fn kernels_and_sizes_select() {
     for (line, expected) in [
         (
             "--kernel ^geglu --size gpt2-124m",
-            &["geglu_forward 16384x3072", "geglu_backward 16384x3072"][..],
+            &[
+                "geglu_forward 16384x3072",
+                "geglu_backward 16384x3072",
+                "geglu_backward_compress 16384x3072",
+            ][..],
         ),
         (
             "--kernel ^geglu_f --kernel column --size 5120x1280",
