@@ -71,6 +71,7 @@ pub fn backward_compress(
     out: Compressed,
 ) -> Result<bool, Error> {
     const OPERATION: &str = "activation backward and mvue compress";
+    // With the blocks per multiprocessor of its launch bounds.
     let (entry, residents) = match activation {
         Activation::Gelu => ("gelu_backward_compress", 6),
         Activation::GeluErf => ("gelu_erf_backward_compress", 6),

@@ -62,13 +62,12 @@ pub struct Straight {
 /// dX = dZ S(W) with S(W)^T as A.
 ///
 /// Sums are f32, in an order that depends on the plan and the shape alone. The bias is added before
-/// the result is rounded to bf16. An activation has the bits of
-/// [`activation::forward`] of that result; [`Plan::Wgmma`] computes it
-/// while storing, other plans in a kernel of its own.
+/// the result is rounded to bf16. An activation has the bits of [`activation::forward`] of that
+/// result; [`Plan::Wgmma`] computes it while storing, [`Plan::Mma`] in a kernel of its own, for
+/// which D and H have no gaps.
 ///
 /// # Errors
-/// [`Error::Activation`] for one that [`fuses`] does not list; those of
-/// [`activation::forward`].
+/// [`Error::Activation`] for one without [`fuses`]; those of [`activation::forward`].
 /// [`Error::Shape`]; [`Error::Semantics`] unless m is a multiple of 4; [`Error::Alignment`] unless
 /// rows of B and D are 16-byte aligned; [`Error::Unserved`] for a plan of another GPU;
 /// [`Error::Plan`] for one of another shape; [`Error::Alias`], [`Error::Stale`],
@@ -95,21 +94,19 @@ pub fn spmm24_transposed(
         checks.strided_output("h", h, [n, m], WIDE)?;
     }
     check_scratch(&mut checks, OPERATION, scratch, plan)?;
+    let of_activation =
+        |(activation, _)| suffix(activation).ok_or(Error::Activation { activation });
+    let suffix = activated.map_or(Ok(""), of_activation)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
-    if let (Plan::Mma(_), Some((activation, h))) = (plan, activated) {
-        spmm24_transposed(device, &Transposed { activated: None, ..*operands }, plan)?;
-        return activation::forward(device, activation, d, h);
-    }
-    let suffix = match activated {
-        None => "",
-        Some((activation, _)) => suffix(activation).ok_or(Error::Activation { activation })?,
+    let (fused, after, suffix) = match plan {
+        Plan::Wgmma(_) => (activated, None, suffix),
+        Plan::Mma(_) => (None, activated, ""),
     };
     let schedule = schedule(plan, OPERATION, device.architecture(), Form::Transposed, [m, n, k])?;
     let of_d = arguments![d, d.stride() as u64];
-    let of_h =
-        activated.map(|(_, h)| arguments![h, h.stride() as u64].to_vec()).unwrap_or_default();
+    let of_h = fused.map(|(_, h)| arguments![h, h.stride() as u64].to_vec()).unwrap_or_default();
     let operands = match plan {
         Plan::Mma(_) => {
             let inputs = arguments![b, b.stride() as u64, a.values, a.metadata, bias, scratch];
@@ -124,7 +121,8 @@ pub fn spmm24_transposed(
     };
     let of_gather = [&arguments![scratch, bias][..], &of_d, &of_h].concat();
     let gather = entry(&format!("spmm24_gather_transposed{suffix}"));
-    schedule.launch(device, suffix, &operands, gather, &of_gather)
+    schedule.launch(device, suffix, &operands, gather, &of_gather)?;
+    after.map_or(Ok(()), |(activation, h)| activation::forward(device, activation, d, h))
 }
 
 /// Whether [`spmm24_transposed`] takes this activation.
@@ -133,14 +131,12 @@ pub fn fuses(activation: Activation) -> bool {
     suffix(activation).is_some()
 }
 
-/// The end of the names of kernels that compute it.
+/// The ends of the names of kernels that compute an activation.
+const SUFFIXES: [(Activation, &str); 3] =
+    [(Activation::Gelu, "_gelu"), (Activation::GeluErf, "_gelu_erf"), (Activation::Relu, "_relu")];
+
 fn suffix(activation: Activation) -> Option<&'static str> {
-    match activation {
-        Activation::Gelu => Some("_gelu"),
-        Activation::GeluErf => Some("_gelu_erf"),
-        Activation::Relu => Some("_relu"),
-        _ => None,
-    }
+    SUFFIXES.iter().find(|&&(of, _)| of == activation).map(|&(_, suffix)| suffix)
 }
 
 /// D`[m,n]` (+)= decode(A)`[m,k]` B`[k,n]`: dW = MVUE(dZ^T) X.
@@ -194,10 +190,8 @@ impl Plan {
 /// The bytes of dynamic shared memory of a kernel of these products, and 0 for others.
 #[must_use]
 pub fn shared_memory(entry: &str) -> u32 {
-    let suffixes = ["", "_gelu_erf", "_gelu", "_relu"];
-    let instance = INSTANCES.iter().find(|instance| {
-        suffixes.iter().any(|suffix| entry.strip_suffix(suffix) == Some(instance.entry))
-    });
+    let plain = SUFFIXES.iter().find_map(|(_, suffix)| entry.strip_suffix(suffix)).unwrap_or(entry);
+    let instance = INSTANCES.iter().find(|instance| instance.entry == plain);
     instance.map_or(0, |instance| instance.grid(1).shared)
 }
 

@@ -89,6 +89,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let is_open = |of: &Backend| of.name != "cpu" && of.problem.is_none();
     let missing = args.gpu.filter(|_| !backends.iter().any(is_open));
     let missing = missing.map(|number| format!("--gpu {number}: no backend can open this GPU"));
+    let folder = write_problem(&args.out);
+    let is_writable = folder.is_none();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         threads: thread::available_parallelism().map_or(1, NonZeroUsize::get),
@@ -98,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         platforms,
         backends,
         out: args.out.clone(),
-        problem: write_problem(&args.out).or(missing),
+        problem: folder.or(missing),
     };
     if args.json {
         print_json(&report)?;
@@ -124,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 None => say!("backend {name:<5} {}", problem.as_deref().unwrap_or_default()),
             }
         }
-        if report.problem.is_none() {
+        if is_writable {
             say!("runs          {} can be written", args.out.display());
         }
     }

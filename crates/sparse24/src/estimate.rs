@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let estimate = estimate(&recipe, backend)?;
     match (backend.device_capabilities)(config.backend.gpu)? {
         Some(capabilities) => recipe.check_tensors(capabilities, 1)?,
-        None => note("no adapter: its limits for tensors were not checked"),
+        None => note("no GPU adapter was found, so tensors were not checked against its limits"),
     }
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let placement = (backend.placement)(config.backend.gpu);

@@ -62,7 +62,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return refuse("-n, --nodes: expected at least 1");
     }
     if !matches!(args.command.first().map(String::as_str), Some("train" | "resume")) {
-        return refuse("launch: expected a command, as in `launch -n 2 -- train`, or resume");
+        return refuse(
+            "launch: expected `train` or `resume` with its arguments, as in `launch -n 2 -- train`",
+        );
     }
     let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
     let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {

@@ -129,7 +129,10 @@ impl Schedule {
         gather: &'static str,
         of_gather: &[Argument],
     ) -> Result<(), Error> {
-        let kernel = entry(&format!("{}{suffix}", self.entry));
+        let kernel = match suffix {
+            "" => self.entry,
+            _ => entry(&format!("{}{suffix}", self.entry)),
+        };
         device.launch(kernel, self.grid, &[operands, &self.sizes].concat())?;
         device.launch(gather, self.gather_grid, &[of_gather, &self.gather_sizes].concat())
     }

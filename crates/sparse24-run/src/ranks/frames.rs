@@ -1,4 +1,4 @@
-//! The frames of a connection: a kind, a length in four bytes, and so many bytes.
+//! The frames of a connection: a kind, a length in four bytes, and that many bytes.
 
 use std::{
     io::{self, BufReader, Read, Write},

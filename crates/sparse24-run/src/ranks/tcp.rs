@@ -34,8 +34,8 @@ pub struct Joining {
     pub secret: Secret,
     /// The longest silence of a rank before it counts as gone.
     pub peer_timeout: Duration,
-    /// The longest time that a rank other than rank 0, which alone saves and decides, may keep this
-    /// one waiting.
+    /// The longest time that another rank may keep this one waiting; rank 0, which alone prepares
+    /// the run and saves, may take longer.
     pub stall_timeout: Duration,
     /// How long to wait for ranks that have not come.
     pub wait: Duration,
@@ -164,34 +164,45 @@ impl Tcp {
             early: vec![VecDeque::new(); world],
             ended: vec![None; world],
         };
-        let until = Instant::now() + tcp.joining.wait;
+        match tcp.meet(placement) {
+            Ok(()) => Ok(tcp),
+            Err(error) => {
+                tcp.farewell().say(Some(&error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Connects this rank with all others.
+    fn meet(&mut self, placement: &Placement) -> Result<(), Error> {
+        let Placement { rank, world, .. } = *placement;
+        let until = Instant::now() + self.joining.wait;
         let mut hello = Hello { rank, world, run: placement.run.clone(), host: host(), port: 0 };
-        let addresses = tcp.resolve(&placement.host, until)?;
+        let addresses = self.resolve(&placement.host, until)?;
         if rank == 0 {
             let listener = listen(placement, &addresses)?;
             let mut table: Vec<Option<SocketAddr>> = vec![None; world];
-            tcp.accept(listener, hello, until, |rank, address| table[rank] = Some(address))?;
+            self.accept(listener, hello, until, |rank, address| table[rank] = Some(address))?;
             let table = serde_json::to_vec(&table).expect("plain values");
-            (1..world).for_each(|rank| tcp.send(rank, &table));
-            return Ok(tcp);
+            (1..world).for_each(|rank| self.send(rank, &table));
+            return Ok(());
         }
-        let (stream, listener) = tcp.connect_to_first(placement, &addresses, &mut hello, until)?;
-        let acceptor = Acceptor::start(listener, tcp.joining.clone(), hello.clone());
-        tcp.add(0, &placement.host, stream)?;
-        let table: Vec<Option<SocketAddr>> = serde_json::from_slice(&tcp.receive(0)?)
+        let (stream, listener) = self.connect_to_first(placement, &addresses, &mut hello, until)?;
+        let acceptor = Acceptor::start(listener, self.joining.clone(), hello.clone());
+        self.add(0, &placement.host, stream)?;
+        let table: Vec<Option<SocketAddr>> = serde_json::from_slice(&self.receive(0)?)
             .map_err(|error| gone(format!("rank 0 sent no table of addresses: {error}")))?;
         for peer in 1..rank {
             let address = table.get(peer).copied().flatten();
             let address = address.ok_or_else(|| gone(format!("rank 0 knows no rank {peer}")))?;
             let text = format!("cannot connect to rank {peer} ({address})");
-            let stream = TcpStream::connect_timeout(&address, tcp.joining.peer_timeout)
+            let stream = TcpStream::connect_timeout(&address, self.joining.peer_timeout)
                 .map_err(|error| network(&text, error))?;
-            let answer = handshake::connect(&stream, &tcp.joining.secret, &hello)
+            let answer = handshake::connect(&stream, &self.joining.secret, &hello)
                 .map_err(|error| network(&text, error))?;
-            tcp.add(peer, &answer.host, stream)?;
+            self.add(peer, &answer.host, stream)?;
         }
-        tcp.gather(&acceptor, until, |_, _| {})?;
-        Ok(tcp)
+        self.gather(&acceptor, until, |_, _| {})
     }
 
     /// A handle that says goodbye.

@@ -231,6 +231,7 @@ impl Backend for CudaBackend {
     }
 
     fn fused(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
+        self.gpu.profile().set_product(ops.first().and_then(product));
         match ops {
             [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm)), ..]
                 if add.out == norm.x =>
@@ -256,7 +257,6 @@ impl Backend for CudaBackend {
                 && matches!(product.weight, Weight::Pruned(_))
                 && spmm24::fuses(after.activation) =>
             {
-                self.gpu.profile().set_product(self::product(&ops[0]));
                 let h = self.buffers.activations(after.h);
                 self.linear_forward(product, Some((after.activation, h))).map(|()| 2)
             }

@@ -127,8 +127,9 @@ impl Linear24 {
         dz: Tensor,
         dx: Tensor,
     ) -> Result<(), Error> {
-        self.sampling(pass, dz).map_or(Ok(()), |op| pass.run(op))?;
-        self.backward_sampled(pass, x, dz, dx)
+        self.gradients(pass, x, dz)?;
+        let op = self.dgrad(pass, dz, dx);
+        pass.run(op)
     }
 
     /// dW, db, and dX = dZ S(W), after [`Self::sampling`] was executed.

@@ -20,8 +20,8 @@ use crate::{
 /// Ranks of a run that is hit in a phase.
 const WORLD: usize = 4;
 
-/// A part of a run, between two messages. Until the next one, a rank shows nothing of a phase to
-/// the others.
+/// A part of a run, between two messages: what a rank does there, the others see only in the second
+/// one.
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// Rank 0 knows all ranks, but not each of the others knows the rest.

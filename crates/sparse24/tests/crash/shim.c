@@ -1,5 +1,5 @@
 // Preloaded between the command and the kernel (LD_PRELOAD). Counts the operations that change
-// files below a folder, or what is sent to other ranks, and fails one or kills the process there.
+// files below a folder, or the messages to other ranks, and fails one or kills the process there.
 //
 //   SHIM_ROOT   the folder; operations on paths that start with it are counted from 0. The path of
 //               a socket is socket:[NUMBER]

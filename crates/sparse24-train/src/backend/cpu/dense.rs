@@ -183,7 +183,8 @@ impl CpuBackend {
         })
     }
 
-    /// Fuses a residual addition with the norm after it, in f32; whether it did.
+    /// Fuses a residual addition with the norm after it, in f32; returns how many operations that
+    /// were.
     pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
         let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm)), ..] = ops else {
             return Ok(0);
