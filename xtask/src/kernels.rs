@@ -205,8 +205,7 @@ mod tests {
         assert_eq!(missing(source, Architecture::Sm90a, &text("none")), [""; 0]);
         let found = missing(source, Architecture::Sm90a, &text("spmm24_straight_320"));
         assert_eq!(found, ["the machine code of spmm24_straight_320 has no HGMMA.SP"]);
-        let found = missing(source, Architecture::Sm90a, "");
-        assert_eq!(found.len(), 5, "a kernel that is not there");
+        assert_eq!(missing(source, Architecture::Sm90a, "").len(), source.entries.len());
         let attention = SOURCES.iter().find(|source| source.name == "attention_forward").unwrap();
         assert_eq!(missing(attention, Architecture::Sm90a, "").len(), attention.entries.len());
         assert_eq!(missing(attention, Architecture::Sm80, ""), [""; 0]);
