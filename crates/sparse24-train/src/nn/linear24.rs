@@ -102,8 +102,7 @@ impl Linear24 {
 
     /// Z = X S(W)^T + b.
     pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor) -> Result<(), Error> {
-        let op = self.product(pass, x, z);
-        pass.run(op)
+        pass.run(self.product(pass, x, z))
     }
 
     /// Z = X S(W)^T + b, then H = act(Z).
@@ -128,8 +127,7 @@ impl Linear24 {
         dx: Tensor,
     ) -> Result<(), Error> {
         self.gradients(pass, x, dz)?;
-        let op = self.dgrad(pass, dz, dx);
-        pass.run(op)
+        pass.run(self.dgrad(pass, dz, dx))
     }
 
     /// dW, db, and dX = dZ S(W), after [`Self::sampling`] was executed.
@@ -141,8 +139,7 @@ impl Linear24 {
         dx: Tensor,
     ) -> Result<(), Error> {
         self.products(pass, x, dz)?;
-        let op = self.dgrad(pass, dz, dx);
-        pass.run(op)
+        pass.run(self.dgrad(pass, dz, dx))
     }
 
     /// dW, db, and the gradient of the input of the activation whose output X was; then `sampling`
