@@ -42,7 +42,7 @@ const TO_ASK: Duration = Duration::from_secs(5);
 const TO_TAKE: Duration = Duration::from_secs(30);
 /// Most connections at a time; more are closed at once.
 const CONNECTIONS: usize = 32;
-/// Between signs of life on a stream of events, which find out that a browser is gone.
+/// The time between heartbeats on a stream of events, which find out that a browser is gone.
 const SILENCE: Duration = Duration::from_secs(15);
 /// Shortest time between two readings of the runs. They take at most a twentieth of a core.
 const INTERVAL: Duration = Duration::from_secs(1);

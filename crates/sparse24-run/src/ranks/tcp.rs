@@ -396,7 +396,7 @@ impl Tcp {
             let Ok((from, event)) = self.inbox.recv_timeout(left) else {
                 let (name, seconds) = (&self.names[&rank], stall.as_secs());
                 let text = format!(
-                    "{name} shows signs of life, but has made no progress for {seconds} s \
+                    "{name} sends heartbeats, but has made no progress for {seconds} s \
                      (--stall-timeout)"
                 );
                 let (ending, joining) = (Arc::clone(&self.links.ending), self.joining.clone());

@@ -211,7 +211,7 @@ fn a_rank_that_makes_no_progress_is_named() {
         gather(tcp)
     });
     let error = message(first.join().unwrap());
-    let expected = "signs of life, but has made no progress";
+    let expected = "sends heartbeats, but has made no progress";
     assert!(error.starts_with("rank 1 (") && error.contains(expected), "{error}");
     drop(second.join().unwrap());
     let place = Place::new();
