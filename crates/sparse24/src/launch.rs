@@ -28,18 +28,18 @@ use crate::{
 
 /// Start several processes that train one model, on this machine or on each of several
 ///
-/// On one machine: `sparse24 launch -n 4 -- train --preset gpt2-124m ...`. On several, the same
-/// command on each, with its number and the address of the first, and the same secret in the
+/// On one machine: `sparse24 launch -n 4 -- train --preset gpt2-124m ...`. On several, run the same
+/// command on each, with its number, the address of the first, and the same secret in the
 /// environment variable SPARSE24_SECRET.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Processes on this machine: one for each GPU
     #[arg(short, value_name = "RANKS")]
     n: u16,
-    /// Machines, each with as many processes
+    /// Number of machines, each with that many processes
     #[arg(long, default_value_t = 1)]
     nodes: u16,
-    /// Number of this machine, from 0 [default: that of an Indexed Job of Kubernetes]
+    /// Number of this machine, from 0 [default: the index in a Kubernetes Indexed Job]
     #[arg(long)]
     node: Option<u16>,
     /// Where rank 0, on machine 0, listens for the others [default: a free port of this machine]

@@ -22,7 +22,7 @@ use crate::{
 /// `sparse24 launch`.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct Ranks {
-    /// Number of this rank, from 0, where no launcher gives it
+    /// Number of this rank, from 0, if no launcher sets it
     #[arg(long, value_name = "NUMBER", requires = "world")]
     rank: Option<String>,
     /// Number of ranks

@@ -121,7 +121,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         drop(progress);
         let interrupted = |exit| {
             let again = runs::again(more);
-            let sentence = format!("interrupted before the first step; go on with: {again}");
+            let sentence = format!("interrupted before the first step; continue with: {again}");
             Failure::new(exit, sentence)
         };
         let data = match (data, signals.received()) {
@@ -144,7 +144,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     })
 }
 
-/// Refuses settings that decide bits and are others than those of a run.
+/// Refuses settings that affect bits and differ from those of a run.
 fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
     let (asked, there) = (config.decisive(), run_config(out)?.decisive());
     let unset = "its default".to_owned();

@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ids.push(END);
         if ids.len() > longest {
             return Err(refuse(format!(
-                "has {} tokens, the model reads {} at most; divide the sentence",
+                "has {} tokens, but the model reads at most {}; split the sentence",
                 ids.len() - 1,
                 longest - 1
             )));

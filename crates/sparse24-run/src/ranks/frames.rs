@@ -81,7 +81,7 @@ pub(super) fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Resu
             (LAST, _) => each(mem::take(&mut message)),
             (GOODBYE, 0) => return Ok(None),
             (GOODBYE, _) => return Ok(Some(String::from_utf8_lossy(&message[start..]).into())),
-            _ => return invalid("a frame is of no known kind"),
+            _ => return invalid("a frame is of an unknown kind"),
         }
     }
 }

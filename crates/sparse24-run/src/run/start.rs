@@ -351,8 +351,8 @@ impl Run {
         let run = &config.run;
         if run.keep_best && measured_anew_after.is_some() {
             notices.push(format!(
-                "evaluations measure something else from here on, so the best checkpoint is that \
-                    of a step after {step}"
+                "evaluations measure something else from here on, so only steps after {step} can \
+                    have the best checkpoint"
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;

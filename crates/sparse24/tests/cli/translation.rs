@@ -105,7 +105,7 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         (
             "translate en-de --input long",
             3,
-            "long: line 2: has * tokens, the model reads 15 at most",
+            "long: line 2: has * tokens, but the model reads at most 15",
         ),
         ("translate en-de --input none", 3, "none: cannot be read as text"),
         ("translate en-de --input long --bleu one", 3, "one: has 1 lines, long 2"),
@@ -125,9 +125,9 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         ("model.sequence_length=12", "a multiple of 8"),
         ("data.tokenizer=byte", "bpe or dictionary"),
         ("data.vocabulary=259", "0 or at least 260"),
-        ("data.target=en", "another language"),
+        ("data.target=en", "a language other than"),
         ("data.source=fr", "set data.source and data.target"),
-        ("data.path=none", "is no folder"),
+        ("data.path=none", "is not a folder"),
         ("model.label_smoothing=1.0", "a number in [0, 1)"),
         ("data.tokenizer=dictionary", "holds no dict.en.txt"),
     ] {
