@@ -298,8 +298,8 @@ fn note_start(run: &Run, config: &Config) {
     ));
     if run.data().scan().is_some() && config.data.tokenizer == TokenizerKind::Byte {
         note(
-            "the token files name no tokenizer, so their ids are read as bytes; data.tokenizer \
-             says otherwise",
+            "the token files name no tokenizer, so their ids are read as bytes; set \
+             data.tokenizer if they are not",
         );
     }
     let products = match recipe.method.sparse_phase().product_words() {

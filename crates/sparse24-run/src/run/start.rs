@@ -332,7 +332,7 @@ impl Run {
         let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
         if last < step {
-            notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
+            notices.push(format!("metrics.jsonl has lost steps {} to {step}", last + 1));
         }
         notices.push(match config.steps {
             last if last == step => format!("the run is finished: step {step} was its last"),
