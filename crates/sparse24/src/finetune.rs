@@ -289,14 +289,14 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
         if examples.cut > 0 {
             let longer = if examples.cut == 1 { "question is" } else { "questions are" };
             note(format_args!(
-                "{} {longer} longer than {LONGEST_QUESTION} tokens, and what exceeds them is cut",
+                "{} {longer} longer than {LONGEST_QUESTION} tokens and will be truncated",
                 examples.cut,
             ));
         }
     } else if examples.cut > 0 {
         let longer = if examples.cut == 1 { "example is" } else { "examples are" };
         note(format_args!(
-            "{} {longer} longer than {} tokens, and what exceeds them is cut",
+            "{} {longer} longer than {} tokens and will be truncated",
             examples.cut,
             config.batch_length()
         ));

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let room = room_for_text(&spec, Some(tokenizer));
         if tokens as usize > room {
             let problem = format!(
-                "--tokenizer: {} has {tokens} tokens, but the model only {room}; leave it out",
+                "--tokenizer: {} has {tokens} tokens, but the model has only {room}; leave it out",
                 kind.name()
             );
             return Err(Failure::new(Exit::Usage, problem));

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
     let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {
-        return refuse("--node: required with --nodes, the number of this machine from 0");
+        return refuse("--node: required with --nodes: the number of this machine, from 0");
     };
     if node >= nodes {
         return refuse("--node: expected a number below --nodes");
@@ -157,7 +157,7 @@ impl Ranks {
                 }
             }
             if failed_at.is_some_and(|at: Instant| at.elapsed() > PATIENCE) {
-                note("ranks that did not end after another had failed are killed");
+                note("killing the ranks that did not end after another failed");
                 self.kill();
             }
             thread::sleep(POLL);

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut next = Instant::now();
     loop {
         if let Some(exit) = signals.received() {
-            return Err(Failure::new(exit, "the watch has ended; the runs are not affected"));
+            return Err(Failure::new(exit, "no longer watching; the runs are not affected"));
         }
         thread::sleep(Duration::from_millis(50));
         let started = Instant::now();

@@ -186,8 +186,8 @@ impl Initial {
             {
                 let (pieces, ids) = (own.vocabulary(), self.spec.vocabulary());
                 Some(format!(
-                    "the folder's vocabulary has {pieces} pieces, the model {ids} ids: check that \
-                     they belong together, unless the table of the model is padded"
+                    "the folder's vocabulary has {pieces} pieces, but the model has {ids} ids: \
+                     check that they belong together, unless the model's table is padded"
                 ))
             }
             (Some(FolderTokenizer::Other(reason)), None) => {
@@ -333,7 +333,7 @@ pub(crate) fn contradiction(
     let [narrowed, d_ff] = [&wanted, spec].map(|model| model.extents().d_ff);
     if narrowed != d_ff && config.model.d_ff == d_ff {
         return Ok(Some(format!(
-            "the method {} has a d_ff of {narrowed}, the initial weights have {d_ff}; choose \
+            "the method {} has a d_ff of {narrowed}, but the initial weights have {d_ff}; choose \
              another",
             config.method.name
         )));
@@ -347,7 +347,7 @@ pub(crate) fn contradiction(
     let differing: Vec<_> = differing
         .map(|(wanted, has)| {
             let value = has.split_once('=').map_or("", |(_, value)| value);
-            format!("{wanted}, the initial weights have {value}")
+            format!("{wanted}, but the initial weights have {value}")
         })
         .collect();
     let problem = format!("{}; leave these settings out", differing.join("; "));
@@ -385,7 +385,7 @@ fn head_of(
             match moved {
                 None => Ok(Prediction::Class(classes)),
                 Some((at, label)) => Err(format!(
-                    "its class {at} is {label:?}, that of the task {name} is {:?}; order the \
+                    "its class {at} is {label:?}, but that of the task {name} is {:?}; order the \
                      rows of the head and id2label like the task",
                     names[at]
                 )),

@@ -108,7 +108,7 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
             "long: line 2: has * tokens, but the model reads at most 15",
         ),
         ("translate en-de --input none", 3, "none: cannot be read as text"),
-        ("translate en-de --input long --bleu one", 3, "one: has 1 lines, long 2"),
+        ("translate en-de --input long --bleu one", 3, "one: has 1 lines, but long has 2"),
         ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
         ("translate en-de --input one --out ./one", 2, "--out: would replace one"),
         ("translate en-de --input long --bleu one --out one", 2, "--out: would replace one"),
