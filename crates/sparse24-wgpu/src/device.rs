@@ -30,7 +30,7 @@ pub struct Device {
     info: wgpu::AdapterInfo,
     /// The first failure that the driver reported.
     failure: Arc<Mutex<Option<Failure>>>,
-    /// Keyed by the kernel's address, because some kernels share the name of their entry point.
+    /// Keyed by the kernel's address, because some entry points share a name.
     pipelines: HashMap<usize, wgpu::ComputePipeline>,
     /// Keyed by the numbers of inputs and outputs.
     layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,

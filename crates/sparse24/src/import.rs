@@ -22,7 +22,6 @@ use crate::{
 };
 
 /// Convert Hugging Face's GPT-2, BERT or FSMT (fairseq's Transformer), or timm's DeiT, to a run
-/// that can be evaluated, sampled, translated with or trained from
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let server = Arc::new(server);
     say!("http://127.0.0.1:{port}/{}/", server.token);
     note(format_args!(
-        "watching {}; whoever has this address can see them, so keep it secret; Ctrl-C ends it",
+        "watching {}; this address shows them, so keep it secret; Ctrl-C ends it",
         counted(args.runs.len(), "path")
     ));
     let listening = Arc::clone(&server);
