@@ -1,5 +1,5 @@
 //! Whole training steps of `shakespeare-char-cpu` and `bert-tiny-cpu` against their dense products
-//! alone, in turns: dense, fst, and fst with sparse attention projections.
+//! alone, alternately: dense, fst, and fst with sparse attention projections.
 //!
 //! The products are those of the model's linear layers and head, at their shapes, through the
 //! kernel that the trainer uses. Batches are random tokens, without files.
@@ -139,7 +139,7 @@ fn measure(name: &str) {
         times[(share * (times.len() - 1) as f64) as usize]
     };
     println!(
-        "{name}, {} threads, {ROUNDS} rounds in turns, ms: p10, median, p90, median over the \
+        "{name}, {} threads, {ROUNDS} interleaved rounds, ms: p10, median, p90, median over the \
          products'",
         threads()
     );

@@ -151,7 +151,7 @@ pub enum Error {
     },
     /// More than `run.skip_limit` steps had a loss or gradients that are not finite.
     #[error(
-        "step {step}: {what}, and {skipped} steps were skipped already, as many as \
+        "step {step}: {what}, and {skipped} steps were skipped already, the most that \
             run.skip_limit allows; training stopped before the update, {}",
         consequence(*kept)
     )]

@@ -30,7 +30,7 @@ pub fn agree(group: &mut dyn Group, facts: &Facts) -> Result<(), Error> {
     let all = group.all_gather(&serde_json::to_vec(facts).expect("texts are JSON"))?;
     let all: Vec<Facts> =
         all.iter().map(|facts| serde_json::from_slice(facts)).collect::<Result<_, _>>().map_err(
-            |error| sparse24_train::Error::Peer(format!("a rank sent no facts: {error}")),
+            |error| sparse24_train::Error::Peer(format!("a rank sent bad facts: {error}")),
         )?;
     let keys = all.iter().flatten().map(|(key, _)| key);
     for key in keys {

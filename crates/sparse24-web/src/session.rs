@@ -104,7 +104,7 @@ impl Session {
         Ok(Masks { masks, packed })
     }
 
-    /// Draws `length` bytes after a line feed, at temperature 0.8, as text.
+    /// Samples `length` bytes after a line feed, at temperature 0.8, as text.
     pub async fn sample(&mut self, length: u32) -> Result<String, JsError> {
         let seed = self.trainer.recipe().seed;
         let stream = Stream::new(seed, Site::new(Purpose::Sampling, 0), 0, self.trainer.step());

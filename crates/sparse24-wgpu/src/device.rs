@@ -30,7 +30,7 @@ pub struct Device {
     info: wgpu::AdapterInfo,
     /// The first failure that the driver reported.
     failure: Arc<Mutex<Option<Failure>>>,
-    /// Keyed by the kernel's address, because some kernels share the name of their entry point.
+    /// Keyed by the kernel's address, because some entry points share a name.
     pipelines: HashMap<usize, wgpu::ComputePipeline>,
     /// Keyed by the numbers of inputs and outputs.
     layouts: HashMap<[usize; 2], wgpu::BindGroupLayout>,
@@ -295,7 +295,7 @@ fn largest(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
 }
 
-/// The adapter of a number.
+/// The adapter with this number.
 async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
     let mut found = adapters().await;
     if number >= found.len() {
@@ -306,7 +306,7 @@ async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
 }
 
 /// All adapters, the fastest kind first. A process looks for them once, because drivers limit the
-/// number of instances. A page gets one device of an adapter, so it looks again.
+/// number of instances. A web page gets one device per adapter, so it looks again.
 async fn adapters() -> Vec<wgpu::Adapter> {
     #[cfg(target_family = "wasm")]
     return found().await;

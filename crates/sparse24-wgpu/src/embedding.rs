@@ -1,5 +1,5 @@
-//! Token and position embeddings and their gradients, without atomics: [`Device::upload`] of
-//! [`with_order`] gives the kernels the tokens in ascending order.
+//! Token and position embeddings and their gradients, without atomics: the kernels read the tokens
+//! in the order that [`with_order`] adds.
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
@@ -20,7 +20,7 @@ pub struct Embed {
     pub rows: Matrix,
 }
 
-/// The ids, followed by their places in ascending order of id and place.
+/// The ids, followed by their positions sorted by id, then position.
 #[must_use]
 pub fn with_order(ids: &[u32]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();

@@ -1,4 +1,4 @@
-//! The distance of two masks: [`sparse24_core::flip`], bit for bit.
+//! The distance between two masks: [`sparse24_core::flip`], bit for bit.
 
 use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
 

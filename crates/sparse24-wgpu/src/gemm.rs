@@ -11,7 +11,7 @@ use crate::{Device, Error, Matrix, error::check_shape, kernels};
 /// reads less, but needs more tiles to occupy a GPU; the bits are the same.
 const TILE: usize = 64;
 const LARGE_TILE: usize = 128;
-/// Number of large output tiles that occupies any GPU of today.
+/// Number of large output tiles that occupies any current GPU.
 const ENOUGH: usize = 256;
 
 /// Offset of an operand, and its strides in elements from one row and one column to the next.

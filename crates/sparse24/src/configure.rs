@@ -135,7 +135,7 @@ impl Computing {
 pub(crate) fn load(model: Model) -> Result<Trainer, Failure> {
     let advice = match &*model.config.backend.name {
         "cpu" => "",
-        _ => "; or compute on the processor, with --backend cpu",
+        _ => "; or use the CPU, with --backend cpu",
     };
     model.into_trainer().map_err(|error| match error.kind() {
         ErrorKind::Device => Failure::new(Exit::Device, format!("{error}{advice}")),

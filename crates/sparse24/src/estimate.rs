@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         mib(estimate.scratch_bytes)
     );
     if estimate.overhead_bytes > 0 {
-        say!("  besides: context and library workspaces, about {}", mib(estimate.overhead_bytes));
+        say!("  plus context and library workspaces, about {}", mib(estimate.overhead_bytes));
     }
     say!("checkpoint   {}", mib(estimate.checkpoint_bytes));
     if let Some(memory) = &report.memory {
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     say!(
-        "a step       {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
+        "per step     {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
         estimate.tokens_per_step,
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
@@ -136,14 +136,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(());
     };
     say!(
-        "time         {} a step, {} for {}",
+        "time         {} per step, {} for {}",
         duration(seconds_per_step),
         duration(seconds),
         counted(recipe.steps as usize, "step")
     );
     say!(
-        "             from {gflops_measured:.0} GFLOP/s, measured now on this machine; {OVERHEAD} \
-         times the products' time covers everything else"
+        "             {OVERHEAD} times that of the products at {gflops_measured:.0} GFLOP/s, \
+         measured just now on this machine"
     );
     Ok(())
 }

@@ -43,8 +43,8 @@ pub(crate) struct Args {
     /// Validation tokens to evaluate, in evenly spaced sequences; 0 is all
     #[arg(long, value_name = "NUMBER", default_value = "0")]
     tokens: usize,
-    /// Write the predicted answers of a task of questions to this file: JSON, as the evaluation
-    /// scripts of SQuAD read it
+    /// Write the answers of a question-answering task to this file, as JSON for SQuAD's evaluation
+    /// script
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
     /// Also translate the validation split of a Transformer, and print the BLEU score

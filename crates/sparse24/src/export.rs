@@ -17,7 +17,7 @@ use crate::{
     output::{say, word},
 };
 
-/// Write a run or a checkpoint as a folder that Hugging Face's transformers or timm loads
+/// Write a run or a checkpoint as a folder that Hugging Face's transformers or timm can load
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     say!("exported step {step}{which} to {}", args.out.display());
     if !exported.zero_biases.is_empty() {
         say!(
-            "wrote {} biases of zeros, since the model has no biases; the result is the same",
+            "wrote {} zero biases, since the model has none; its outputs are the same",
             exported.zero_biases.len()
         );
     }

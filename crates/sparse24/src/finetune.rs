@@ -22,7 +22,7 @@ use crate::{
     weights::{Head, Initial, TASK_HEADS, contradiction, is_run},
 };
 
-/// Fine-tune a pre-trained model to classify or score sentences, or to find answers in texts
+/// Fine-tune a pre-trained model to classify or score sentences, or to answer questions on a text
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Task of the data
@@ -169,7 +169,7 @@ impl Pretrained {
     }
 }
 
-/// The share of the steps in which the learning rate rises: a tenth.
+/// The warm-up takes one of this many steps.
 const WARMUP: u32 = 10;
 
 /// The configuration of a fine-tuning, and its examples.
@@ -289,14 +289,14 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
         if examples.cut > 0 {
             let longer = if examples.cut == 1 { "question is" } else { "questions are" };
             note(format_args!(
-                "{} {longer} longer than {LONGEST_QUESTION} tokens, and what exceeds them is cut",
+                "{} {longer} longer than {LONGEST_QUESTION} tokens and will be truncated",
                 examples.cut,
             ));
         }
     } else if examples.cut > 0 {
         let longer = if examples.cut == 1 { "example is" } else { "examples are" };
         note(format_args!(
-            "{} {longer} longer than {} tokens, and what exceeds them is cut",
+            "{} {longer} longer than {} tokens and will be truncated",
             examples.cut,
             config.batch_length()
         ));

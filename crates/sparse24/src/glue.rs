@@ -51,8 +51,7 @@ pub(crate) struct Args {
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     epochs: Option<u32>,
-    /// Settings of every run; --data names a folder with a folder for each task, called like the
-    /// task
+    /// Settings of every run; --data names a folder with a subfolder per task, named after it
     #[command(flatten)]
     configure: Configure,
     /// Print the scores as one JSON object
@@ -106,7 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let scores = trained(&path, config, &pretrained, signals);
         let scores = scores.map_err(|failure| match failure.exit() {
             exit @ (Exit::Interrupted | Exit::Terminated | Exit::HungUp) => {
-                Failure::new(exit, format!("interrupted; go on with: {}", runs::again(&[])))
+                Failure::new(exit, format!("interrupted; continue with: {}", runs::again(&[])))
             }
             _ => failure,
         })?;
@@ -154,7 +153,7 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
             .collect::<Result<_, _>>()?,
     };
     if asked.is_empty() {
-        let problem = format!("{}: has no folder that is called like a task", data.display());
+        let problem = format!("{}: has no folder named after a task", data.display());
         return Err(refuse(problem));
     }
     let folder = |task: &'static Task| {

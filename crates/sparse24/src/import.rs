@@ -21,8 +21,7 @@ use crate::{
     weights::{Head, Initial, room_for_text},
 };
 
-/// Convert Hugging Face's GPT-2, BERT or FSMT (fairseq's Transformer), or timm's DeiT, to a run to
-/// evaluate, sample, translate with or train from
+/// Convert Hugging Face's GPT-2, BERT or FSMT (fairseq's Transformer), or timm's DeiT, to a run
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder with config.json and model.safetensors (or several files and an index), or a weights
@@ -33,7 +32,7 @@ pub(crate) struct Args {
     /// Tokenizer of the model [default: the folder's, or that of the vocabulary size]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
-    /// Keep the head of a fine-tuned model, which is for this task [default: leave it out]
+    /// Keep the head of a model that was fine-tuned for this task [default: leave it out]
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
 }
@@ -53,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let room = room_for_text(&spec, Some(tokenizer));
         if tokens as usize > room {
             let problem = format!(
-                "--tokenizer: {} has {tokens} tokens, but the model only {room}; leave it out",
+                "--tokenizer: {} has {tokens} tokens, but the model has only {room}; leave it out",
                 kind.name()
             );
             return Err(Failure::new(Exit::Usage, problem));

@@ -17,7 +17,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Search for the factor lambda of masked decay in the warm-up of the run given by the settings
+/// Search for the masked-decay factor lambda, in the warm-up of the run that the settings describe
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Seeds for weights and data
     #[arg(long, value_name = "A,B,..", value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
-    /// Number of runs at a time; they share the threads
+    /// Number of concurrent runs; they share the threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep

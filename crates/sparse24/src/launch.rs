@@ -28,18 +28,18 @@ use crate::{
 
 /// Start several processes that train one model, on this machine or on each of several
 ///
-/// On one machine: `sparse24 launch -n 4 -- train --preset gpt2-124m ...`. On several, the same
-/// command on each, with its number and the address of the first, and the same secret in the
+/// On one machine: `sparse24 launch -n 4 -- train --preset gpt2-124m ...`. On several, run the same
+/// command on each, with its number, the address of the first, and the same secret in the
 /// environment variable SPARSE24_SECRET.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Processes on this machine: one for each GPU
     #[arg(short, value_name = "RANKS")]
     n: u16,
-    /// Machines, each with as many processes
+    /// Number of machines, each with that many processes
     #[arg(long, default_value_t = 1)]
     nodes: u16,
-    /// Number of this machine, from 0 [default: that of an Indexed Job of Kubernetes]
+    /// Number of this machine, from 0 [default: the index in a Kubernetes Indexed Job]
     #[arg(long)]
     node: Option<u16>,
     /// Where rank 0, on machine 0, listens for the others [default: a free port of this machine]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
     let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {
-        return refuse("--node: required with --nodes, the number of this machine from 0");
+        return refuse("--node: required with --nodes: the number of this machine, from 0");
     };
     if node >= nodes {
         return refuse("--node: expected a number below --nodes");
@@ -157,7 +157,7 @@ impl Ranks {
                 }
             }
             if failed_at.is_some_and(|at: Instant| at.elapsed() > PATIENCE) {
-                note("ranks that did not end after another had failed are killed");
+                note("killing the ranks that did not end after another failed");
                 self.kill();
             }
             thread::sleep(POLL);

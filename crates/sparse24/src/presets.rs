@@ -107,7 +107,7 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
         say!("{:<12} {source}\n", "");
     }
     say!("To train with a method: `sparse24 train --method NAME`.");
-    say!("A preset has its own lambda for its own method, which is fst; --lambda sets another.");
+    say!("Each preset has a lambda for its default method, fst; --lambda sets another.");
     say!(
         "Each choice can also be set separately, e.g. --set method.decay=on-weights; forward, \
          dgrad, wgrad and decay apply to phases that are not dense."

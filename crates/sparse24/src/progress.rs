@@ -90,7 +90,7 @@ impl Progress {
         if !self.warned && remaining.is_some_and(|remaining| remaining > ABSURD) {
             self.warned = true;
             note(format_args!(
-                "at this pace the run takes {eta}; `sparse24 estimate` says what a step costs"
+                "at this pace the run takes {eta}; `sparse24 estimate` shows what a step costs"
             ));
         }
     }

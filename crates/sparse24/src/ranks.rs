@@ -22,7 +22,7 @@ use crate::{
 /// `sparse24 launch`.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct Ranks {
-    /// Number of this rank, from 0, where no launcher gives it
+    /// Number of this rank, from 0, if no launcher sets it
     #[arg(long, value_name = "NUMBER", requires = "world")]
     rank: Option<String>,
     /// Number of ranks
@@ -31,10 +31,10 @@ pub(crate) struct Ranks {
     /// Address at which rank 0 listens for the others
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     rendezvous: Option<String>,
-    /// Seconds without a sign of life after which a rank counts as gone
+    /// Seconds without a heartbeat after which a rank counts as gone
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     peer_timeout: u16,
-    /// Seconds that the others wait for a rank that shows signs of life but makes no progress
+    /// Seconds that the others wait for a rank that sends heartbeats but makes no progress
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     stall_timeout: u16,
 }

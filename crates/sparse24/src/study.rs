@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Arm to compare the others with, instead of the one in the file
     #[arg(long, value_name = "ARM")]
     reference: Option<String>,
-    /// Number of runs at a time; they share the threads
+    /// Number of concurrent runs; they share the threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
     /// Files of finished runs to keep

@@ -121,7 +121,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         drop(progress);
         let interrupted = |exit| {
             let again = runs::again(more);
-            let sentence = format!("interrupted before the first step; go on with: {again}");
+            let sentence = format!("interrupted before the first step; continue with: {again}");
             Failure::new(exit, sentence)
         };
         let data = match (data, signals.received()) {
@@ -144,7 +144,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     })
 }
 
-/// Refuses settings that decide bits and are others than those of a run.
+/// Refuses settings that affect bits and differ from those of a run.
 fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
     let (asked, there) = (config.decisive(), run_config(out)?.decisive());
     let unset = "its default".to_owned();
@@ -298,8 +298,8 @@ fn note_start(run: &Run, config: &Config) {
     ));
     if run.data().scan().is_some() && config.data.tokenizer == TokenizerKind::Byte {
         note(
-            "the token files name no tokenizer, so their ids are read as bytes; data.tokenizer \
-             says otherwise",
+            "the token files name no tokenizer, so their ids are read as bytes; set \
+             data.tokenizer if they are not",
         );
     }
     let products = match recipe.method.sparse_phase().product_words() {

@@ -68,12 +68,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let recipe = model.recipe();
     let run = args.which.run.display();
     let Some(longest) = model.config.pair_source().map(|source| source.longest) else {
-        let problem = format!("{run} does not translate: it is no Transformer");
+        let problem = format!("{run} does not translate: it is not a Transformer");
         return Err(Failure::new(Exit::Input, problem));
     };
     let vocabulary = recipe.model.vocabulary();
     let Some(tokenizer) = model.tokenizer.take() else {
-        let problem = format!("{run} has no tokenizer.json, so it knows token ids but no text");
+        let problem = format!("{run} has no tokenizer.json, so it knows token ids, not text");
         return Err(Failure::new(Exit::Input, problem));
     };
     debug_assert!(tokenizer.vocabulary() as usize <= vocabulary);
@@ -95,7 +95,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     {
         let (found, expected) = (text.lines().count(), lines.len());
         let problem = format!(
-            "--bleu {}: has {found} lines, {name} {expected}; expected a reference for each",
+            "--bleu {}: has {found} lines, but {name} has {expected}; expected a reference for \
+             each",
             path.display()
         );
         return Err(Failure::new(Exit::Input, problem));
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ids.push(END);
         if ids.len() > longest {
             return Err(refuse(format!(
-                "has {} tokens, the model reads {} at most; divide the sentence",
+                "has {} tokens, but the model reads at most {}; split the sentence",
                 ids.len() - 1,
                 longest - 1
             )));

@@ -42,7 +42,7 @@ const TO_ASK: Duration = Duration::from_secs(5);
 const TO_TAKE: Duration = Duration::from_secs(30);
 /// Most connections at a time; more are closed at once.
 const CONNECTIONS: usize = 32;
-/// Between signs of life on a stream of events, which find out that a browser is gone.
+/// The time between heartbeats on a stream of events, which find out that a browser is gone.
 const SILENCE: Duration = Duration::from_secs(15);
 /// Shortest time between two readings of the runs. They take at most a twentieth of a core.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let server = Arc::new(server);
     say!("http://127.0.0.1:{port}/{}/", server.token);
     note(format_args!(
-        "watching {}; only this address shows them, so keep it to yourself; Ctrl-C ends it",
+        "watching {}; this address shows them, so keep it secret; Ctrl-C ends it",
         counted(args.runs.len(), "path")
     ));
     let listening = Arc::clone(&server);
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut next = Instant::now();
     loop {
         if let Some(exit) = signals.received() {
-            return Err(Failure::new(exit, "the watch has ended; the runs are not affected"));
+            return Err(Failure::new(exit, "no longer watching; the runs are not affected"));
         }
         thread::sleep(Duration::from_millis(50));
         let started = Instant::now();

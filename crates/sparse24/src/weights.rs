@@ -43,7 +43,7 @@ pub(crate) struct Initial {
     found: Option<FolderTokenizer>,
     /// Biases of a folder that are all zero, left out of the weights.
     zero_biases: Vec<NamedTensor>,
-    /// Parts that the model has no place for.
+    /// Parts that the model does not have.
     dropped: Vec<String>,
 }
 
@@ -186,8 +186,8 @@ impl Initial {
             {
                 let (pieces, ids) = (own.vocabulary(), self.spec.vocabulary());
                 Some(format!(
-                    "the folder's vocabulary has {pieces} pieces, the model {ids} ids: check that \
-                     they belong together, unless the table of the model is padded"
+                    "the folder's vocabulary has {pieces} pieces, but the model has {ids} ids: \
+                     check that they belong together, unless the model's table is padded"
                 ))
             }
             (Some(FolderTokenizer::Other(reason)), None) => {
@@ -196,7 +196,7 @@ impl Initial {
                     _ => "",
                 };
                 Some(format!(
-                    "the folder's tokenizer is none of sparse24's ({reason}), so the model has \
+                    "the folder's tokenizer is not supported ({reason}), so the model has \
                      none: it reads token ids, not text{masks}"
                 ))
             }
@@ -219,14 +219,14 @@ impl Initial {
         let biases = has_no_biases.then(|| biases.to_owned());
         let dropped = self.dropped.join(", ");
         let dropped = (!dropped.is_empty())
-            .then(|| format!("left out {dropped}, for which the model has no place"));
+            .then(|| format!("left out {dropped}, which the model does not have"));
         tokenizer.into_iter().chain(biases).chain(dropped).collect()
     }
 
     /// Why the tokenizer in its folder cannot be used, if there is one.
     pub(crate) fn other_tokenizer(&self) -> Option<String> {
         let Some(FolderTokenizer::Other(reason)) = &self.found else { return None };
-        Some(format!("has a tokenizer that is none of sparse24's ({reason})"))
+        Some(format!("has a tokenizer that is not supported ({reason})"))
     }
 
     /// The settings of its shape, each `key=value`.
@@ -302,16 +302,16 @@ impl Initial {
         }
         if tokens > vocabulary {
             return Err(self.refuse(&format!(
-                "has a vocabulary of {vocabulary} tokens, the data one of {tokens}; use the \
+                "has a vocabulary of {vocabulary} tokens, but the data has {tokens}; use the \
                  tokenizer that goes with the weights"
             )));
         }
         if let (Some(tokenizer), Some(other)) = (&self.tokenizer, dataset.tokenizer())
             && tokenizer != other
         {
-            let problem = "was trained with another vocabulary than that of the data: encode the \
-                           text with `sparse24 prepare --tokenizer`, naming the tokenizer.json of \
-                           the run that the weights are from";
+            let problem = "was trained with a vocabulary other than the data's: encode the text \
+                           with `sparse24 prepare --tokenizer`, naming the tokenizer.json of the \
+                           run that the weights are from";
             return Err(self.refuse(problem));
         }
         Ok(self.weights)
@@ -333,7 +333,7 @@ pub(crate) fn contradiction(
     let [narrowed, d_ff] = [&wanted, spec].map(|model| model.extents().d_ff);
     if narrowed != d_ff && config.model.d_ff == d_ff {
         return Ok(Some(format!(
-            "the method {} has a d_ff of {narrowed}, the initial weights have {d_ff}; choose \
+            "the method {} has a d_ff of {narrowed}, but the initial weights have {d_ff}; choose \
              another",
             config.method.name
         )));
@@ -347,7 +347,7 @@ pub(crate) fn contradiction(
     let differing: Vec<_> = differing
         .map(|(wanted, has)| {
             let value = has.split_once('=').map_or("", |(_, value)| value);
-            format!("{wanted}, the initial weights have {value}")
+            format!("{wanted}, but the initial weights have {value}")
         })
         .collect();
     let problem = format!("{}; leave these settings out", differing.join("; "));
@@ -385,7 +385,7 @@ fn head_of(
             match moved {
                 None => Ok(Prediction::Class(classes)),
                 Some((at, label)) => Err(format!(
-                    "its class {at} is {label:?}, that of the task {name} is {:?}; order the \
+                    "its class {at} is {label:?}, but that of the task {name} is {:?}; order the \
                      rows of the head and id2label like the task",
                     names[at]
                 )),

@@ -16,7 +16,7 @@ pub(super) fn log(bytes: &[u8]) -> bool {
             let kept = path.with_file_name("metrics.1.jsonl");
             assert_eq!(read(&kept), bytes, "a damaged file is kept");
             std::fs::remove_file(kept).unwrap();
-            MetricsLog::read(&path).expect("its readable lines go on");
+            MetricsLog::read(&path).expect("its readable lines are kept");
             return refused(&error, "metrics.jsonl");
         }
     };

@@ -326,7 +326,7 @@ fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
     }
     Err(Error::file(
         path,
-        format!("is of step {}, the manifest of step {}", state.step, manifest.step),
+        format!("is of step {}, but the manifest of step {}", state.step, manifest.step),
     ))
 }
 

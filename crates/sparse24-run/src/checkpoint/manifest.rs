@@ -78,7 +78,7 @@ impl Manifest {
         bytes[digits].copy_from_slice(checksum.as_bytes());
         assert!(
             bytes.len() as u64 <= LIMIT,
-            "a manifest of {} bytes could not be read again, {LIMIT} at most are",
+            "a manifest of {} bytes exceeds the {LIMIT} that are read",
             bytes.len()
         );
         bytes
@@ -147,7 +147,7 @@ impl Parts {
                 cut.map_or_else(String::new, |part| format!(", which is within {:?}", part.name));
             return Err(Error::file(
                 path,
-                format!("ends at byte {size}, the manifest says {expected}{within}"),
+                format!("ends at byte {size}, but the manifest says {expected}{within}"),
             ));
         }
         let mut begin = 0;

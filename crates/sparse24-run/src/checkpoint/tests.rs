@@ -161,7 +161,7 @@ fn the_manifest_proves_itself() {
             "version 3; this build reads \"sparse24-checkpoint\", versions 1 to 2",
         ),
         (good.replace("masks.safetensors", "../../etc/passwd"), "lists [\"../../etc/passwd\","),
-        (other_step, "state.json: is of step 1, the manifest of step 2"),
+        (other_step, "state.json: is of step 1, but the manifest of step 2"),
         (
             good.replace("\"end\"", "\"length\""),
             "manifest.json: not a manifest: unknown field `length`",
@@ -241,7 +241,7 @@ fn the_newest_that_verifies_is_found_and_the_others_are_named() {
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[1]));
     assert_eq!(found.refused.len(), 1);
     let message = found.refused[0].1.to_string();
-    assert!(message.contains("state.json: ends at byte 2, the manifest says"), "{message}");
+    assert!(message.contains("state.json: ends at byte 2, but the manifest says"), "{message}");
     let renamed = at.join("step-00000400");
     fs::rename(&paths[1], &renamed).unwrap();
     let found = latest(at).unwrap();

@@ -251,7 +251,7 @@ impl Config {
             }
         }
         if data.source == data.target {
-            return refuse("data.target", "another language than data.source", &data.target);
+            return refuse("data.target", "a language other than data.source", &data.target);
         }
         match self.task.name.is_empty() {
             true => Ok(()),

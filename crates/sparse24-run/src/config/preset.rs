@@ -82,8 +82,8 @@ pub const PRESETS: [Preset; 17] = [
     Preset {
         name: "quickstart",
         summary: "a small GPT-2 on the embedded corpus, in a minute or two on a CPU",
-        source: "sparse24: shakespeare-char-cpu, but bytes, 1500 steps instead of 2000 and 150 \
-            of warm-up instead of 100; lambda from lambda-search",
+        source: "sparse24: shakespeare-char-cpu, but on bytes, with 1500 steps instead of 2000 and \
+            150 of warm-up instead of 100; lambda from lambda-search",
         corpus: Corpus::Any,
         build: quickstart,
     },
@@ -122,8 +122,8 @@ pub const PRESETS: [Preset; 17] = [
         summary: "a small DeiT for images of 32x32 pixels, in two minutes on a CPU",
         source: "Touvron et al. 2021, arXiv 2012.12877, with patches of 4x4, 4 layers and d_model \
             96 for CIFAR-10; but steps and batches for two minutes on two cores, without mixing, \
-            RandAugment, erasing and repeats, which a run so short does not need; lambda is not \
-            searched",
+            RandAugment, erasing and repeats, which so short a run does not need; lambda is not \
+            from a search",
         corpus: Corpus::Named,
         build: deit_cifar_cpu,
     },
@@ -142,7 +142,7 @@ pub const PRESETS: [Preset; 17] = [
         source: "Devlin et al. 2018, arXiv 1810.04805, and google-research/bert (optimization.py): \
             AdamW 1e-4, linear to 0, 256 x 512 tokens a step, 1M steps; but Adam's moments are \
             corrected for their bias, all steps have 512 tokens a sequence, there are no pairs of \
-            sentences, WordPiece has up to 32768 pieces, found in the corpus, instead of Google's \
+            sentences, WordPiece has up to 32768 pieces, trained on the corpus, not Google's \
             30522, and fst is the default, with the lambda of bert-crammed",
         corpus: Corpus::Named,
         build: bert_base,
@@ -151,11 +151,11 @@ pub const PRESETS: [Preset; 17] = [
         name: "bert-crammed",
         summary: "crammed BERT: 16 layers, d_model 768, sequence length 128, lambda 6e-6",
         source: "the authors' code, thu-ml/2by4-pretrain-acc-examples, after Geiping and Goldstein \
-            2022, arXiv 2212.14034: AdamW 1e-3 under a triangle, 300k micro-batches of 128 x 128 \
-            tokens, 1 to 32 of them a step, the last 50k dense; norms are decayed as there, where \
-            the list of exceptions misses their names; lambda from table 2 of Hu et al. 2024, \
-            arXiv 2404.01847; but WordPiece keeps characters beyond ASCII, and a batch is windows \
-            from random places of the corpus instead of sequences sorted by their sentences",
+            2022, arXiv 2212.14034: AdamW 1e-3, triangular schedule, 300k micro-batches of 128 x \
+            128 tokens, 1 to 32 of them a step, the last 50k dense; norms are decayed as there, \
+            where the list of exceptions misses their names; lambda from table 2 of Hu et al. \
+            2024, arXiv 2404.01847; but WordPiece keeps characters beyond ASCII, and a batch is \
+            windows from random places of the corpus, not sequences sorted by their sentences",
         corpus: Corpus::Named,
         build: bert_crammed,
     },

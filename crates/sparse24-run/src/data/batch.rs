@@ -49,7 +49,7 @@ impl Dataset {
         let tokens = self.train();
         assert!(
             tokens.len() > context,
-            "{} tokens were to be refused for a context of {context}",
+            "{} tokens should have been refused for a context of {context}",
             tokens.len()
         );
         let starts = (tokens.len() - context) as u128;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "were to be refused")]
+    #[should_panic(expected = "should have been refused")]
     fn a_window_too_long_is_a_defect_of_the_caller() {
         batch(&dataset(20), 0, 0, 0, 1, 20);
     }

@@ -102,7 +102,7 @@ impl Dataset {
             }
             Some(found) if *found == tokenizer => Ok(read),
             Some(_) => {
-                Err(Error::file(path, "was prepared with another tokenizer than the one to use"))
+                Err(Error::file(path, "was prepared with a tokenizer other than the one to use"))
             }
         }
     }

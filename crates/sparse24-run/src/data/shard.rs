@@ -130,12 +130,12 @@ impl Shard {
         let expected = length as u128 + u128::from(count) * width as u128;
         let difference = match u128::from(size) {
             size if size < expected => format!("{} bytes are missing", expected - size),
-            size if size > expected => format!("{} bytes are too many", size - expected),
+            size if size > expected => format!("{} bytes too many", size - expected),
             _ => String::new(),
         };
         if !difference.is_empty() {
             return refuse(format!(
-                "its header announces {count} tokens, {expected} bytes in all, but it holds \
+                "its header claims {count} tokens, {expected} bytes in all, but it holds \
                  {size}: {difference}"
             ));
         }
@@ -468,9 +468,10 @@ mod tests {
             assert!(read(&path, None).is_err(), "{length}");
         }
         fs::write(&path, [&whole[..], b"xyz"].concat()).unwrap();
-        assert!(refusal(&path, None).contains(
-            "announces 4 tokens, 144 bytes in all, but it holds 147: 3 bytes are too many"
-        ));
+        assert!(
+            refusal(&path, None)
+                .contains("claims 4 tokens, 144 bytes in all, but it holds 147: 3 bytes too many")
+        );
         fs::write(&path, &whole[..141]).unwrap();
         assert!(
             refusal(&path, None)

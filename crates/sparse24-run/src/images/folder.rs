@@ -117,7 +117,7 @@ impl Images {
         let (true, Some(validation)) = (folder.join(TRAIN).is_dir(), validation) else {
             return Err(Error::file(
                 folder,
-                format!("is no folder of images: expected {expected}"),
+                format!("is not a folder of images: expected {expected}"),
             ));
         };
         let train = class_folders(&folder.join(TRAIN))?;

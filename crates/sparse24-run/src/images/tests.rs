@@ -169,8 +169,8 @@ fn damaged_folders_are_refused() {
         assert!(error.to_string().contains(expected), "{error}, expected {expected}");
     }
     for (removed, expected) in [
-        ("train", "is no folder of images: expected train"),
-        ("val", "is no folder of images: expected train"),
+        ("train", "is not a folder of images: expected train"),
+        ("val", "is not a folder of images: expected train"),
         ("train/ants", "has 1 class folders, expected at least 2"),
     ] {
         let folder = folder();

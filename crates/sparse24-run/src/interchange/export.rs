@@ -198,7 +198,7 @@ impl<'a> Plan<'a> {
         }
         match weights.keys().chain(masks.keys()).min() {
             Some(name) => {
-                Err(refuse(format!("{name:?} has no place in Hugging Face's {}", format.title)))
+                Err(refuse(format!("{name:?} does not exist in Hugging Face's {}", format.title)))
             }
             None => Ok(Self { folder: folder.to_owned(), format, items }),
         }
@@ -272,7 +272,7 @@ impl<'a> Plan<'a> {
                 pruned(mask).zip(&values).position(|(is_pruned, &v)| is_pruned && v != 0.0)
             {
                 let problem = format!(
-                    "was to be 2:4 and is not: element {at} is pruned, found {}",
+                    "should be 2:4 and is not: element {at} is pruned, found {}",
                     values[at]
                 );
                 return Err(file.refuse(parts[0], &problem));

@@ -95,7 +95,7 @@ fn unexpected(
         }
         let weight = name.strip_suffix(".bias").map(|layer| format!("{layer}.weight"));
         if !weight.is_some_and(|weight| stored.contains(&weight)) {
-            return Err(file.refuse(entry, "has no place in the model"));
+            return Err(file.refuse(entry, "does not belong to the model"));
         }
         if file.floats(entry)?.iter().any(|&v| v != 0.0) {
             return Err(file
@@ -160,12 +160,12 @@ fn read_part(
         let problem = match (entry.shape.as_slice(), shape) {
             (&[rows, width], &[expected, also]) if width == also && name == tokens => {
                 format!(
-                    "has a vocabulary of {rows} tokens, the model one of {expected}; use the \
+                    "has a vocabulary of {rows} tokens, but the model has {expected}; use the \
                         tokenizer that goes with the weights"
                 )
             }
             (&[rows, width], &[expected, also]) if width == also && name == positions => {
-                format!("has {rows} positions, the model a context of {expected}")
+                format!("has {rows} positions, but the model has {expected}")
             }
             _ => format!("is expected to be {stored:?}"),
         };

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// The time between signs of life.
+/// The time between heartbeats.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The longest frame in bytes.
@@ -31,7 +31,7 @@ pub(super) enum Outgoing {
     Goodbye(String),
 }
 
-/// Sends what comes, or a sign of life each second, until a goodbye.
+/// Sends what comes, or a heartbeat if nothing does, until a goodbye.
 pub(super) fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
     let mut send = |kind, bytes: &[u8]| {
         let length = (bytes.len() as u32).to_le_bytes();
@@ -55,7 +55,7 @@ pub(super) fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
             break sent;
         }
     };
-    // The reader of this connection, here and there, says what became of it.
+    // The readers of this connection, on both sides, report what became of it.
     drop(done);
     let _ = stream.shutdown(Shutdown::Write);
 }
@@ -81,7 +81,7 @@ pub(super) fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Resu
             (LAST, _) => each(mem::take(&mut message)),
             (GOODBYE, 0) => return Ok(None),
             (GOODBYE, _) => return Ok(Some(String::from_utf8_lossy(&message[start..]).into())),
-            _ => return invalid("a frame is of no known kind"),
+            _ => return invalid("a frame is of an unknown kind"),
         }
     }
 }

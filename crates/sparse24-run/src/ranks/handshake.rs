@@ -169,14 +169,14 @@ pub(super) fn accept(
 pub(super) fn connect(stream: &TcpStream, secret: &Secret, hello: &Hello) -> io::Result<Answer> {
     let mut timed = timed(stream);
     if timed.array()? != MAGIC {
-        return Err(io::Error::other("it is no rank of this version of sparse24"));
+        return Err(io::Error::other("it is not a rank of this version of sparse24"));
     }
     let nonces = [timed.array()?, nonce()?];
     timed.write_all(&nonces[1])?;
     timed.send("hello", secret, &nonces, hello)?;
     timed.receive("answer", secret, &nonces).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            io::Error::other("it closed the connection, as for another secret")
+            io::Error::other("it closed the connection, as it does for another secret")
         }
         _ => error,
     })

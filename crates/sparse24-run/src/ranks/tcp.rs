@@ -191,7 +191,7 @@ impl Tcp {
         let acceptor = Acceptor::start(listener, self.joining.clone(), hello.clone());
         self.add(0, &placement.host, stream)?;
         let table: Vec<Option<SocketAddr>> = serde_json::from_slice(&self.receive(0)?)
-            .map_err(|error| gone(format!("rank 0 sent no table of addresses: {error}")))?;
+            .map_err(|error| gone(format!("rank 0 sent a bad table of addresses: {error}")))?;
         for peer in 1..rank {
             let address = table.get(peer).copied().flatten();
             let address = address.ok_or_else(|| gone(format!("rank 0 knows no rank {peer}")))?;
@@ -311,11 +311,11 @@ impl Tcp {
             let numbers: Vec<_> = missing.iter().map(ToString::to_string).collect();
             let (of, numbers) = (self.world, numbers.join(", "));
             if Instant::now() >= until {
-                return Err(gone(format!("of {of} ranks these did not come: {numbers}")).into());
+                return Err(gone(format!("of {of} ranks, these did not connect: {numbers}")).into());
             }
             if reminded.elapsed() >= REMINDER {
                 (self.joining.note)(&format!(
-                    "waiting: of {of} ranks these are missing: {numbers}"
+                    "waiting: of {of} ranks, these are missing: {numbers}"
                 ));
                 reminded = Instant::now();
             }
@@ -349,7 +349,7 @@ impl Tcp {
                     format!("{name} has sent nothing for {} s", silence.as_secs())
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    format!("{name} does not keep to the protocol: {error}")
+                    format!("{name} violates the protocol: {error}")
                 }
                 Err(_) => format!("{name} is gone"),
             };
@@ -396,7 +396,7 @@ impl Tcp {
             let Ok((from, event)) = self.inbox.recv_timeout(left) else {
                 let (name, seconds) = (&self.names[&rank], stall.as_secs());
                 let text = format!(
-                    "{name} shows signs of life, but has made no progress for {seconds} s \
+                    "{name} sends heartbeats, but has made no progress for {seconds} s \
                      (--stall-timeout)"
                 );
                 let (ending, joining) = (Arc::clone(&self.links.ending), self.joining.clone());

@@ -166,16 +166,8 @@ fn a_rank_that_fails_is_named() {
     for (sent, closes, expected) in [
         (vec![], true, "rank 1 (b) is gone"),
         (vec![], false, "rank 1 (b) has sent nothing for 3 s"),
-        (
-            frame(2, 1 << 30),
-            false,
-            "rank 1 (b) does not keep to the protocol: a message is too long",
-        ),
-        (
-            frame(9, 0),
-            false,
-            "rank 1 (b) does not keep to the protocol: a frame is of no known kind",
-        ),
+        (frame(2, 1 << 30), false, "rank 1 (b) violates the protocol: a message is too long"),
+        (frame(9, 0), false, "rank 1 (b) violates the protocol: a frame is of an unknown kind"),
         ([frame(3, 5), b"cause".to_vec()].concat(), true, "cause"),
         (frame(3, 0), true, "rank 1 has ended before the others"),
     ] {
@@ -211,7 +203,7 @@ fn a_rank_that_makes_no_progress_is_named() {
         gather(tcp)
     });
     let error = message(first.join().unwrap());
-    let expected = "signs of life, but has made no progress";
+    let expected = "sends heartbeats, but has made no progress";
     assert!(error.starts_with("rank 1 (") && error.contains(expected), "{error}");
     drop(second.join().unwrap());
     let place = Place::new();
@@ -230,6 +222,6 @@ fn a_rank_that_does_not_come_is_named() {
     let wait = |_: &mut Placement, joining: &mut Joining| joining.wait = Duration::from_secs(1);
     let ranks = [0, 2].map(|rank| place.start([rank, 4], wait, |_| Ok(())));
     let errors: Vec<_> = all(ranks.into()).into_iter().map(message).collect();
-    assert_eq!(errors[0], "of 4 ranks these did not come: 1, 3");
+    assert_eq!(errors[0], "of 4 ranks, these did not connect: 1, 3");
     assert_eq!(errors[1].split(" (").next(), Some("rank 0"), "{errors:?}");
 }

@@ -194,7 +194,7 @@ pub(super) fn check(
         return Err(config::unknown("--allow", name, keys()));
     }
     if saved.dataset == no_dataset() {
-        let problem = "is an imported model, which was not trained here; begin a run from it \
+        let problem = "is an imported model, which was not trained here; start a run from it \
             with `sparse24 train --init-from`";
         return Err(Error::file(path, problem));
     }

@@ -151,7 +151,7 @@ impl MetricsLog {
 
     /// Opens the file after a checkpoint of `step`: later steps, and a last line broken by a crash,
     /// are removed atomically. If another line is not a metrics object of a later step than the
-    /// previous one, the file is kept under another name, and its readable lines go on.
+    /// previous one, the file is kept under another name, and its readable lines are carried over.
     ///
     /// # Errors
     /// [`Error::File`] for what is not a file, and for a damaged one of more than a GiB;
@@ -213,7 +213,7 @@ impl MetricsLog {
                 }
             }
         })?;
-        Ok(format!("the file is kept as {name}, and its readable lines go on"))
+        Ok(format!("the file is kept as {name}, and its readable lines are carried over"))
     }
 
     /// Checks that the path still leads to the open file.

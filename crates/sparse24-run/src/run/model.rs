@@ -207,7 +207,7 @@ impl Model {
         }
         Err(Error::file(
             data.source(),
-            "holds other data than the run was trained on; restore them, or name the data to \
+            "does not hold the data that the run was trained on; restore it, or name the data to \
                 evaluate on",
         ))
     }
@@ -304,7 +304,7 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
             Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
             None => Err(Error::file(
                 path,
-                "lies in no run directory, expected RUN/checkpoints/step-NNNNNNNN",
+                "is not in a run directory, expected RUN/checkpoints/step-NNNNNNNN",
             )),
         };
     }

@@ -220,7 +220,7 @@ impl Follower {
     /// Errors of the configuration and the data; [`Error::Setting`] if they, or the device, are
     /// others than those of rank 0; errors of the group.
     pub fn join(mut group: Box<dyn Group>, gpu: Option<usize>) -> Result<Self, Error> {
-        let misfit = |what: String| TrainError::Peer(format!("rank 0 sent no set-up: {what}"));
+        let misfit = |what: String| TrainError::Peer(format!("rank 0 sent a bad set-up: {what}"));
         let setup = group.broadcast(&[])?;
         let setup: Setup =
             serde_json::from_slice(&setup).map_err(|error| misfit(error.to_string()))?;
@@ -252,7 +252,7 @@ impl Follower {
             let request = if stops { STOP } else { &[] };
             let order = self.trainer.group().all_gather(request)?.swap_remove(0);
             let order = serde_json::from_slice(&order)
-                .map_err(|error| TrainError::Peer(format!("rank 0 sent no order: {error}")))?;
+                .map_err(|error| TrainError::Peer(format!("rank 0 sent a bad order: {error}")))?;
             match order {
                 Order::Ask => {}
                 Order::Step { samples_flips } => {

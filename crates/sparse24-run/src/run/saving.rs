@@ -120,7 +120,7 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
         && method.phases[now].kind() == PhaseKind::Sparse;
     moves.then(|| {
         format!(
-            "sparse training goes on until step {}: the phases are shares of steps",
+            "sparse training continues until step {}: phases end at shares of the steps",
             method.last_step(now, *steps, &ends)
         )
     })

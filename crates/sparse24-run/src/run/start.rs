@@ -332,7 +332,7 @@ impl Run {
         let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
         if last < step {
-            notices.push(format!("metrics.jsonl has lost the steps {} to {step}", last + 1));
+            notices.push(format!("metrics.jsonl has lost steps {} to {step}", last + 1));
         }
         notices.push(match config.steps {
             last if last == step => format!("the run is finished: step {step} was its last"),
@@ -351,8 +351,8 @@ impl Run {
         let run = &config.run;
         if run.keep_best && measured_anew_after.is_some() {
             notices.push(format!(
-                "evaluations measure something else from here on, so the best checkpoint is that \
-                    of a step after {step}"
+                "evaluations measure something else from here on, so only steps after {step} can \
+                    have the best checkpoint"
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;

@@ -249,7 +249,7 @@ impl PairSource {
     fn files(&self, names: &[&str], split: &str) -> Result<[Lines; 2], Error> {
         let Self { folder, languages, .. } = self;
         if !folder.is_dir() {
-            let problem = "is no folder; expected one with sentence pairs, such as train.en and \
+            let problem = "is not a folder; expected one with sentence pairs, such as train.en and \
                 train.de";
             return Err(Error::file(folder, problem));
         }
@@ -298,8 +298,8 @@ impl PairSource {
             (tokenizer, self.dictionaries())
             && pieces(&path)? != own.pieces()
         {
-            let problem = "is another dictionary than that of the model; divide the sentences \
-                into the pieces of the model";
+            let problem = "is not the model's dictionary; split the sentences into the model's \
+                pieces";
             return Err(Error::file(path, problem));
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-/// Waits for the copies of a device that have been started.
+/// Waits for the copies that a device has started.
 ///
 /// A browser delivers copies only while no code of the page runs, so a page must await
 /// [`Self::all`] before it reads one.

@@ -1,7 +1,7 @@
-//! The constants of calls, a slot each in uniform buffers.
+//! The constants of kernel calls: each call has a slot in a uniform buffer, a page.
 //!
-//! Invariant: a slot of the first page belongs to one call until the next submission; the slots of
-//! the other pages belong to recorded calls for good.
+//! Invariant: a slot of the first page belongs to one call until the next submission; slots of the
+//! other pages belong to recorded calls and are never freed.
 
 use std::ops::Range;
 
@@ -80,7 +80,7 @@ impl Constants {
         &self.0[slot.page].buffer
     }
 
-    /// Writes what is new, before a submission, and frees the slots of the first page.
+    /// Writes new constants, before a submission, and frees the slots of the first page.
     pub(super) fn write(&mut self, queue: &wgpu::Queue) {
         for (number, page) in self.0.iter_mut().enumerate() {
             let Range { start, end } = page.fresh;

@@ -20,7 +20,7 @@ impl Buffer {
     }
 }
 
-/// Values on their way to the host.
+/// A copy to the host that has been started.
 pub struct Copied {
     device: wgpu::Device,
     stages: Vec<Stage>,
@@ -152,7 +152,7 @@ impl Device {
         Ok(Matrix { buffer: m.buffer, ..other })
     }
 
-    /// A buffer, or the error that there is no memory for it.
+    /// A buffer, or [`Error::OutOfMemory`].
     fn create(&self, name: &str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer, Error> {
         self.check()?;
         let label = Some(name);

@@ -8,7 +8,7 @@ pub(super) fn survey() -> (Value, Vec<String>) {
     let mut lines: Vec<String> =
         adapters.iter().enumerate().map(|(at, name)| format!("adapter {at:<5} {name}")).collect();
     if lines.is_empty() {
-        lines.push("adapter       none by Vulkan, Metal or Direct3D 12".to_owned());
+        lines.push("adapter       none with Vulkan, Metal or Direct3D 12".to_owned());
     }
     (json!({ "adapters": adapters }), lines)
 }

@@ -172,7 +172,7 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
         ("capitals", "capitals: *'T' (U+0054)*byte 0*27"),
         ("short", "short: *1 tokens*validation*2"),
         ("more-shards", "more-shards: *30*27"),
-        ("others-shards", "others-shards: *another tokenizer"),
+        ("others-shards", "others-shards: *a tokenizer other than"),
         ("foreign", "foreign/val.bin: token 99*27"),
     ] {
         place.refuses(&format!("eval run --data {data}"), 3, pattern);

@@ -214,7 +214,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
         (
             format!("{tune} --task cola --data task --set model.heads=1 --set data.tokenizer=char"),
             3,
-            "run: model.heads=1, the initial weights have 2*data.tokenizer=*have \"byte\"; leave",
+            "run: model.heads=1, but the initial weights have 2*data.tokenizer=*have \"byte\"",
         ),
         (
             format!("{tune} --task cola --data task --method half"),
@@ -304,11 +304,7 @@ fn several_tasks_and_seeds_make_a_table() {
         (format!("{glue} --tasks colla"), 2, "--tasks: \"colla\" is not known; did you mean"),
         (format!("{glue} --tasks cola,cola"), 2, "--tasks: cola is listed twice"),
         (format!("{glue} --tasks rte"), 3, "glue: has no folder rte"),
-        (
-            glue.replace("--data glue", "--data glue/other"),
-            3,
-            "no folder that is called like a task",
-        ),
+        (glue.replace("--data glue", "--data glue/other"), 3, "no folder named after a task"),
         (glue.replace("--data glue ", ""), 2, "--data: name a folder with a folder for each task"),
     ] {
         place.refuses(&line, code, pattern);

@@ -35,7 +35,7 @@ fn place() -> Place {
     let place = Place::trained("");
     let answer = place.answer("export run gpt2");
     let end = "wrote no tokenizer: those of the kind char are not exported\n";
-    assert!(answer.contains("13 biases of zeros") && answer.ends_with(end), "{answer}");
+    assert!(answer.contains("13 zero biases") && answer.ends_with(end), "{answer}");
     assert!(!place.path("gpt2/tokenizer.json").exists());
     assert_eq!(place.value("gpt2/config.json")["eos_token_id"], Value::Null);
     place
@@ -75,7 +75,7 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     assert!(place.path("known/tokenizer.json").exists());
     place.edit("hf/tokenizer.json", "\"a\":97", "\"a\":98");
     place.edit("hf/tokenizer.json", "\"b\":98", "\"b\":97");
-    let remark = "is none of sparse24's (tokenizer.json: /model/type: expected";
+    let remark = "is not supported (tokenizer.json: /model/type: expected";
     assert!(place.answer("import hf other").contains(remark));
     assert!(!place.path("other/tokenizer.json").exists());
     for (line, pattern) in [
@@ -304,7 +304,7 @@ fn fine_tuned_models_are_exported_with_their_heads() {
         let left = place.notes(&format!("{tune} --init-from out --out again-tuned"));
         assert!(left.contains("left out "), "{left}");
         place.edit("out/config.json", "\"0\": \"0\"", "\"0\": \"1\"");
-        let renamed = "out: its class 0 is \"1\", that of the task cola is \"0\"; order";
+        let renamed = "out: its class 0 is \"1\", but that of the task cola is \"0\"; order";
         place.refuses("import out new --task cola", 3, renamed);
         match class {
             "Bert" => place.refuses("import out new", 3, "out: is fine-tuned*`import --task NAME`"),
@@ -411,8 +411,9 @@ fn a_run_starts_with_given_weights() {
         (
             "model.d_model=32 --set model.layers=3 --set model.activation=geglu",
             "run",
-            "run: model.layers=3, the initial weights have 2; model.d_model=32, the initial \
-             weights have 16; model.activation=\"geglu\", the initial weights have \"gelu\"; leave",
+            "run: model.layers=3, but the initial weights have 2; model.d_model=32, but the \
+             initial weights have 16; model.activation=\"geglu\", but the initial weights have \
+             \"gelu\"; leave",
         ),
         ("model.sequence_length=8", "gpt2", "gpt2: model.sequence_length=8*have 12"),
         ("model.bias=true", "run", "run: model.bias=true*have false"),

@@ -71,7 +71,7 @@ fn an_estimate_counts_what_training_then_has() {
         assert!(cuda["overhead_bytes"].as_u64().unwrap() > 0 && cuda["seconds"].is_null());
     }
     let lines = place.answer(&format!("estimate {TINY}"));
-    for part in ["4800 (2048 of them sparsifiable)", "a step       72 tokens", "for 12 steps"] {
+    for part in ["4800 (2048 of them sparsifiable)", "per step     72 tokens", "for 12 steps"] {
         assert!(lines.contains(part), "{part:?} is missing in {lines}");
     }
     let moments = ["adamw", "adam", "sgd", "lion"].map(|name| {

@@ -112,7 +112,8 @@ fn damage_names_the_file_the_tensor_and_the_bytes() {
         (
             good[..length - 1].to_vec(),
             format!(
-                "ends at byte {}, the manifest says {length}, which is within \"h.0.ln_1.weight\"",
+                "ends at byte {}, but the manifest says {length}, which is within \
+                 \"h.0.ln_1.weight\"",
                 length - 1
             ),
         ),

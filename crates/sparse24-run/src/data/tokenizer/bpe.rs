@@ -84,7 +84,7 @@ impl TryFrom<Merged> for Bpe {
             let has_parts = (1..bytes.len())
                 .any(|at| ids.contains_key(&bytes[..at]) && ids.contains_key(&bytes[at..]));
             if !has_parts {
-                return Err(format!("the token {id}, {piece:?}, is no pair of tokens before it"));
+                return Err(format!("the token {id}, {piece:?}, is not two tokens before it"));
             }
             if let Some(other) = ids.insert(bytes.clone(), id) {
                 return Err(format!("the tokens {other} and {id} are both {piece:?}"));
@@ -194,7 +194,7 @@ impl TryFrom<Vec<String>> for Dictionary {
         let mut ids = FxHashMap::default();
         for (id, piece) in (0..).zip(all) {
             if piece.is_empty() || piece.contains(char::is_whitespace) {
-                return Err(format!("the piece {piece:?} of id {id} is no word"));
+                return Err(format!("the piece {piece:?} of id {id} is not a word"));
             }
             if let Some(other) = ids.insert(piece.to_owned(), id) {
                 return Err(format!("the ids {other} and {id} have the same piece {piece:?}"));
@@ -267,7 +267,7 @@ mod tests {
     fn vocabularies_that_no_training_makes_are_refused() {
         for (pieces, expected) in [
             (&["ab", "ab"][..], "the tokens 260 and 261 are both"),
-            (&["abc"], "is no pair of tokens before it"),
+            (&["abc"], "is not two tokens before it"),
             (&["a"], "not 2 to 64 bytes"),
             (&["a\u{3b1}"], "not 2 to 64 bytes"),
             (&["a".repeat(65).as_str()], "not 2 to 64 bytes"),

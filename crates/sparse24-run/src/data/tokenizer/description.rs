@@ -72,7 +72,7 @@ impl TryFrom<Description> for Tokenizer {
             }
             (_, None, None) if !matches!(description.kind, TokenizerKind::Bpe) => {}
             (kind, ..) => {
-                return Err(format!("kind `{}` has not its own vocabulary alone", kind.name()));
+                return Err(format!("kind `{}` needs its own vocabulary alone", kind.name()));
             }
         }
         match (description.kind, description.wordpiece) {

@@ -18,7 +18,7 @@ fn what_does_not_fit_is_named() {
         (
             &[("wpe.weight", &[2, 2], &ones[..4])],
             ("wte.weight", &[3, 2]),
-            "\"wpe.weight\" (F32 [2, 2]) has no place in the model",
+            "\"wpe.weight\" (F32 [2, 2]) does not belong to the model",
         ),
         (
             &[],
@@ -33,13 +33,13 @@ fn what_does_not_fit_is_named() {
         (
             &[("transformer.wte.weight", &[4, 2], &ones[..8])],
             ("wte.weight", &[3, 2]),
-            "has a vocabulary of 4 tokens, the model one of 3; use the tokenizer that goes with \
+            "has a vocabulary of 4 tokens, but the model has 3; use the tokenizer that goes with \
                 the weights",
         ),
         (
             &[("wpe.weight", &[4, 2], &ones[..8])],
             ("wpe.weight", &[3, 2]),
-            "has 4 positions, the model a context of 3",
+            "has 4 positions, but the model has 3",
         ),
         (
             &[("h.0.mlp.c_fc.weight", &[8, 2], &ones[..16])],
@@ -106,7 +106,7 @@ fn what_does_not_fit_a_bert_is_named() {
         (
             &[("cls.predictions.bias", &[3], &ones[..3]), ("cls.predictions.x", &[1], &ones[..1])],
             bias,
-            "tensor \"cls.predictions.x\" (F32 [1]) has no place in the model",
+            "tensor \"cls.predictions.x\" (F32 [1]) does not belong to the model",
         ),
     ];
     for (given, wanted, message) in cases {
@@ -293,7 +293,7 @@ fn what_is_not_24_is_not_exported_as_24() {
         (
             PhaseKind::Sparse,
             renamed(["h.7.mlp.c_fc.weight", "h.1.mlp.c_proj.weight"]),
-            "\"h.7.mlp.c_fc.weight\" has no place in Hugging Face's GPT-2",
+            "\"h.7.mlp.c_fc.weight\" does not exist in Hugging Face's GPT-2",
         ),
     ] {
         let structure = MaskKind::Transposable;
@@ -327,7 +327,7 @@ fn exports_that_cannot_be_leave_nothing() {
                 weights.push(NamedTensor { name, shape: vec![0], values: Vec::new() });
             },
             Dtype::F32,
-            "\"h.0.mlp.gate.weight\" has no place in Hugging Face's GPT-2",
+            "\"h.0.mlp.gate.weight\" does not exist in Hugging Face's GPT-2",
         ),
         (
             |weights| weights[0].values[3] = 1e5,

@@ -58,7 +58,7 @@ mod tests {
             (format!("{{{special},\"a\":5}}"), "expected each id from 0 on once"),
             (format!("{{{special},\"a\":3}}"), "expected each id from 0 on once"),
             ("{\"<pad>\":0,\"<s>\":1}".to_owned(), "expected <s>, <pad>, </s>, <unk>"),
-            (format!("{{{special},\"a b</w>\":4}}"), "is no word"),
+            (format!("{{{special},\"a b</w>\":4}}"), "is not a word"),
             (format!("{{{special},\"a@@</w>\":4,\"a\":5}}"), "have the same piece"),
             (format!("{{{special},\"a\":-1}}"), "invalid value"),
             (format!("[{special}"), "invalid type"),

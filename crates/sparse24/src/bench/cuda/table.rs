@@ -135,7 +135,7 @@ fn legend(text: &mut String, report: &Report) {
         line!(text, "       sparse (FLOPs are those of the dense product)");
     }
     if report.cases.iter().filter_map(Record::measured).any(|measured| !measured.peers.is_empty()) {
-        line!(text, "peer:  its median over the kernel's, in turns: above 1 the kernel is faster;");
+        line!(text, "peer:  its median over the kernel's (interleaved): above 1 the kernel wins;");
         line!(text, "       a copy moves the same number of bytes");
     }
 }
