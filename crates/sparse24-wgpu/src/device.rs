@@ -12,6 +12,7 @@ use sparse24_core::op::StepState;
 
 use crate::{Error, Matrix, kernels::Kernel};
 
+mod adapters;
 mod arrivals;
 mod constants;
 mod memory;
@@ -21,15 +22,19 @@ pub use arrivals::Arrivals;
 pub use memory::Copied;
 pub use queue::Recorded;
 
-use self::{constants::Constants, memory::Buffer, queue::Command};
+use self::{
+    adapters::{adapter, described, largest},
+    constants::Constants,
+    memory::Buffer,
+    queue::Command,
+};
 
 /// A GPU. Operations are queued and return at once; only downloads wait.
 pub struct Device {
     device: wgpu::Device,
     queue: wgpu::Queue,
     info: wgpu::AdapterInfo,
-    /// The first failure that the driver reported.
-    failure: Arc<Mutex<Option<Failure>>>,
+    failure: Failed,
     /// Keyed by the kernel's address, because some entry points share a name.
     pipelines: HashMap<usize, wgpu::ComputePipeline>,
     /// Keyed by the numbers of inputs and outputs.
@@ -52,37 +57,33 @@ enum Failure {
     Driver(String),
 }
 
+/// The first failure that the driver reported.
+#[derive(Clone, Default)]
+struct Failed(Arc<Mutex<Option<Failure>>>);
+
+impl Failed {
+    fn report(&self, found: Failure) {
+        self.0.lock().expect("no holder panics").get_or_insert(found);
+    }
+
+    /// The failure as an error; `held` is the memory that is allocated, in bytes.
+    fn check(&self, held: impl FnOnce() -> u64) -> Result<(), Error> {
+        match &*self.0.lock().expect("no holder panics") {
+            None => Ok(()),
+            Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
+            Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
+            Some(Failure::Memory) => {
+                let what = "the driver could allocate none for queued work or copies".to_owned();
+                Err(Error::OutOfMemory { what, held: held() })
+            }
+        }
+    }
+}
+
 /// Bytes of [`StepState`] in `interface.wgsl`.
 const STATE: u64 = 32;
 
 impl Device {
-    /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
-    #[must_use]
-    pub fn adapters() -> Vec<String> {
-        pollster::block_on(adapters())
-            .iter()
-            .map(|adapter| described(&adapter.get_info()))
-            .collect()
-    }
-
-    /// Whether the buffers of an adapter are in main memory, as those of integrated GPUs and of
-    /// software adapters are.
-    #[must_use]
-    pub fn is_in_main_memory(number: usize) -> bool {
-        pollster::block_on(adapter(number)).is_ok_and(|adapter| {
-            let kind = adapter.get_info().device_type;
-            matches!(kind, wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::Cpu)
-        })
-    }
-
-    /// The largest matrix in bytes on an adapter, which is not opened.
-    ///
-    /// # Errors
-    /// [`Error::NoAdapter`].
-    pub fn largest_on(number: usize) -> Result<u64, Error> {
-        pollster::block_on(adapter(number)).map(|adapter| largest(&adapter.limits()))
-    }
-
     /// Opens an adapter without testing it.
     ///
     /// # Errors
@@ -95,25 +96,19 @@ impl Device {
             .request_device(&descriptor)
             .await
             .map_err(|error| Error::Driver(error.to_string()))?;
-        let failure = Arc::new(Mutex::new(None));
-        let first = |failure: &Mutex<Option<Failure>>, found: Failure| {
-            failure.lock().expect("no holder panics").get_or_insert(found);
-        };
-        let of_errors = Arc::clone(&failure);
+        let failure = Failed::default();
+        let of_errors = failure.clone();
         device.on_uncaptured_error(Arc::new(move |error| {
-            first(
-                &of_errors,
-                match error {
-                    wgpu::Error::OutOfMemory { .. } => Failure::Memory,
-                    error => Failure::Driver(error.to_string()),
-                },
-            );
+            of_errors.report(match error {
+                wgpu::Error::OutOfMemory { .. } => Failure::Memory,
+                error => Failure::Driver(error.to_string()),
+            });
         }));
-        let of_loss = Arc::clone(&failure);
+        let of_loss = failure.clone();
         device.set_device_lost_callback(move |_, message| {
             // Running out of memory for anything but a buffer loses the device.
             let of_memory = message.to_lowercase().contains("out of memory");
-            first(&of_loss, if of_memory { Failure::Memory } else { Failure::Lost(message) });
+            of_loss.report(if of_memory { Failure::Memory } else { Failure::Lost(message) });
         });
         let state = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("step state"),
@@ -178,15 +173,7 @@ impl Device {
 
     /// The failure that the driver reported, if any.
     fn check(&self) -> Result<(), Error> {
-        match &*self.failure.lock().expect("no holder panics") {
-            None => Ok(()),
-            Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
-            Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
-            Some(Failure::Memory) => {
-                let what = "the driver could allocate none for queued work or copies".to_owned();
-                Err(Error::OutOfMemory { what, held: self.held_by_all() })
-            }
-        }
+        self.failure.check(|| self.held_by_all())
     }
 
     /// The pipeline of a kernel, compiled when it is first used.
@@ -290,55 +277,9 @@ fn grid(groups: usize) -> [u32; 2] {
     [groups.div_ceil(rows) as u32, rows as u32]
 }
 
-/// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
-fn largest(limits: &wgpu::Limits) -> u64 {
-    limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
-}
-
-/// The adapter with this number.
-async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
-    let mut found = adapters().await;
-    if number >= found.len() {
-        let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
-        return Err(Error::NoAdapter { number, found });
-    }
-    Ok(found.swap_remove(number))
-}
-
-/// All adapters, the fastest kind first. A process looks for them once, because drivers limit the
-/// number of instances. A web page gets one device per adapter, so it looks again.
-async fn adapters() -> Vec<wgpu::Adapter> {
-    #[cfg(target_family = "wasm")]
-    return found().await;
-    #[cfg(not(target_family = "wasm"))]
-    {
-        static FOUND: std::sync::OnceLock<Vec<wgpu::Adapter>> = std::sync::OnceLock::new();
-        FOUND.get_or_init(|| pollster::block_on(found())).clone()
-    }
-}
-
-async fn found() -> Vec<wgpu::Adapter> {
-    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-    descriptor.backends = wgpu::Backends::PRIMARY;
-    let instance = wgpu::Instance::new(descriptor);
-    let mut found = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
-    found.sort_by_key(|adapter| match adapter.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
-        wgpu::DeviceType::Cpu => 3,
-    });
-    found
-}
-
-fn described(info: &wgpu::AdapterInfo) -> String {
-    let driver = [&*info.driver, &*info.driver_info].join(" ");
-    format!("{}, {:?}, {}", info.name, info.backend, driver.trim())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Device, Failure, grid};
+    use super::{Device, Failure, grid, queue};
     use crate::{
         Error,
         kernels::{self, Kernel},
@@ -349,7 +290,9 @@ mod tests {
     fn open() -> Option<Device> {
         match pollster::block_on(Device::request_untested(0)) {
             Ok(device) => Some(device),
-            Err(error) if std::env::var_os("SPARSE24_REQUIRE_WGPU").is_none() => {
+            Err(error @ Error::NoAdapter { .. })
+                if std::env::var_os("SPARSE24_REQUIRE_WGPU").is_none() =>
+            {
                 println!("skipped: {error}");
                 None
             }
@@ -372,11 +315,11 @@ mod tests {
         let cases: [Case; 3] = [
             (|device| device.device.destroy(), |error| matches!(error, Error::Lost(_))),
             (
-                |device| *device.failure.lock().unwrap() = Some(Failure::Memory),
+                |device| device.failure.report(Failure::Memory),
                 |error| matches!(error, Error::OutOfMemory { .. }),
             ),
             (
-                |device| *device.failure.lock().unwrap() = Some(Failure::Driver("x".to_owned())),
+                |device| device.failure.report(Failure::Driver("x".to_owned())),
                 |error| *error == Error::Driver("x".to_owned()),
             ),
         ];
@@ -396,6 +339,13 @@ mod tests {
             ];
             assert!(errors.iter().all(is_expected), "{errors:?}");
         }
+    }
+
+    /// wgpu panics if the device is lost while it waits.
+    #[test]
+    fn a_loss_while_waiting_is_an_error() {
+        let waited = queue::waited(|| panic!("Error in Device::poll: {}", "the device is lost"));
+        assert_eq!(waited, Err(Error::Lost("Error in Device::poll: the device is lost".into())));
     }
 
     #[test]

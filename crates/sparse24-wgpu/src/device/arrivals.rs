@@ -6,6 +6,8 @@ use std::{
     task::{Poll, Waker},
 };
 
+use super::queue::waited;
+
 /// Waits for the copies that a device has started.
 ///
 /// A browser delivers copies only while no code of the page runs, so a page must await
@@ -35,7 +37,7 @@ impl Arrivals {
             }
         });
         // A failure is reported by the read that follows. In a browser this does nothing.
-        let _ = self.device.poll(wgpu::PollType::wait_indefinitely());
+        let _ = waited(|| self.device.poll(wgpu::PollType::wait_indefinitely()));
         poll_fn(|context| {
             let mut state = state.lock().expect("no holder panics");
             state.1 = Some(context.waker().clone());

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::mpsc};
 use sparse24_core::Mask;
 use wgpu::BufferUsages;
 
-use super::{Device, Failure};
+use super::{Device, Failed, Failure, queue::waited};
 use crate::{Error, Matrix, Tiles, error::check_shape};
 
 /// One allocation.
@@ -23,6 +23,9 @@ impl Buffer {
 /// A copy to the host that has been started.
 pub struct Copied {
     device: wgpu::Device,
+    failure: Failed,
+    /// Bytes that were allocated when the copy started.
+    held: u64,
     stages: Vec<Stage>,
     submission: Option<wgpu::SubmissionIndex>,
     /// The matrices in order.
@@ -84,17 +87,18 @@ impl Copied {
     /// browser, the values must have [arrived](super::Arrivals::all) already.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the device was lost; [`Error::Driver`] in a browser if they have not
-    /// arrived.
+    /// Failures of the work before; [`Error::Driver`] in a browser if they have not arrived.
     pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
-        let Self { device, stages, submission, parts } = self;
+        let Self { device, failure, held, stages, submission, parts } = self;
         if stages.is_empty() {
             return Ok(vec![Vec::new(); parts.len()]);
         }
         let lost = |error: &dyn std::error::Error| Error::Lost(error.to_string());
-        device
-            .poll(wgpu::PollType::Wait { submission_index: submission, timeout: None })
-            .map_err(|error| lost(&error))?;
+        let wait = wgpu::PollType::Wait { submission_index: submission, timeout: None };
+        let waited = waited(|| device.poll(wait));
+        // What was reported says more than the wait.
+        failure.check(|| held)?;
+        waited?;
         let mut read: Vec<_> = parts.iter().map(|&m| Vec::with_capacity(span(m))).collect();
         for Stage { memory, arrival, pieces } in stages {
             let mapped = if cfg!(target_family = "wasm") {
@@ -160,7 +164,7 @@ impl Device {
         let buffer = self.device.create_buffer(&descriptor);
         // Only this buffer was refused, so the device can still be used.
         let refused = |failure: &mut Failure| matches!(failure, Failure::Memory);
-        if self.failure.lock().expect("no holder panics").take_if(refused).is_some() {
+        if self.failure.0.lock().expect("no holder panics").take_if(refused).is_some() {
             let held = self.held_by_all();
             return Err(Error::OutOfMemory { what: format!("{name} needs {size} bytes"), held });
         }
@@ -256,7 +260,9 @@ impl Device {
             Stage { memory, arrival, pieces }
         };
         let stages = copied.into_iter().map(staged).collect();
-        Ok(Copied { device: self.device.clone(), stages, submission, parts: from.to_vec() })
+        let (device, failure) = (self.device.clone(), self.failure.clone());
+        let (held, parts) = (self.held_by_all(), from.to_vec());
+        Ok(Copied { device, failure, held, stages, submission, parts })
     }
 
     /// Copies bits to the host, with packed rows.
@@ -264,9 +270,7 @@ impl Device {
     /// # Errors
     /// Failures of this or earlier work.
     pub fn download(&mut self, from: Matrix) -> Result<Vec<u32>, Error> {
-        let copied = self.copy_out(&[from])?.read();
-        self.check()?;
-        Ok(copied?.swap_remove(0))
+        Ok(self.copy_out(&[from])?.read()?.swap_remove(0))
     }
 
     /// Copies a mask from the host.

@@ -1,5 +1,7 @@
 //! The queue of work for the device, and its recording.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use super::Device;
 use crate::{Error, Matrix};
 
@@ -28,6 +30,20 @@ pub(super) enum Command {
 
 /// Recorded work, which can be queued again: the same kernels, constants and buffers.
 pub struct Recorded(Vec<Command>);
+
+/// Waits by a call of `Device::poll`, which panics if the device is lost meanwhile.
+pub(super) fn waited(
+    poll: impl FnOnce() -> Result<wgpu::PollStatus, wgpu::PollError>,
+) -> Result<(), Error> {
+    match catch_unwind(AssertUnwindSafe(poll)) {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(Error::Lost(error.to_string())),
+        Err(panic) => {
+            let message = panic.downcast_ref::<String>().map_or("while waiting for it", |s| s);
+            Err(Error::Lost(message.to_owned()))
+        }
+    }
+}
 
 impl Device {
     pub(super) fn push(&mut self, command: Command) -> Result<(), Error> {
@@ -76,9 +92,9 @@ impl Device {
     /// Like [`Self::submit`].
     pub fn wait(&mut self) -> Result<(), Error> {
         self.submit()?;
-        let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
+        let waited = waited(|| self.device.poll(wgpu::PollType::wait_indefinitely()));
         self.check()?;
-        polled.map(drop).map_err(|error| Error::Lost(error.to_string()))
+        waited
     }
 
     /// Starts to record the work that follows. It is also executed.

@@ -1,0 +1,79 @@
+//! The adapters of this machine.
+
+use super::Device;
+use crate::Error;
+
+impl Device {
+    /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
+    #[must_use]
+    pub fn adapters() -> Vec<String> {
+        pollster::block_on(adapters())
+            .iter()
+            .map(|adapter| described(&adapter.get_info()))
+            .collect()
+    }
+
+    /// Whether the buffers of an adapter are in main memory, as those of integrated GPUs and of
+    /// software adapters are.
+    #[must_use]
+    pub fn is_in_main_memory(number: usize) -> bool {
+        pollster::block_on(adapter(number)).is_ok_and(|adapter| {
+            let kind = adapter.get_info().device_type;
+            matches!(kind, wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::Cpu)
+        })
+    }
+
+    /// The largest matrix in bytes on an adapter, which is not opened.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`].
+    pub fn largest_on(number: usize) -> Result<u64, Error> {
+        pollster::block_on(adapter(number)).map(|adapter| largest(&adapter.limits()))
+    }
+}
+
+/// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
+pub(super) fn largest(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
+}
+
+/// The adapter with this number.
+pub(super) async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
+    let mut found = adapters().await;
+    if number >= found.len() {
+        let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();
+        return Err(Error::NoAdapter { number, found });
+    }
+    Ok(found.swap_remove(number))
+}
+
+/// All adapters, the fastest kind first. A process looks for them once, because drivers limit the
+/// number of instances. A web page gets one device per adapter, so it looks again.
+async fn adapters() -> Vec<wgpu::Adapter> {
+    #[cfg(target_family = "wasm")]
+    return found().await;
+    #[cfg(not(target_family = "wasm"))]
+    {
+        static FOUND: std::sync::OnceLock<Vec<wgpu::Adapter>> = std::sync::OnceLock::new();
+        FOUND.get_or_init(|| pollster::block_on(found())).clone()
+    }
+}
+
+async fn found() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::PRIMARY;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut found = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
+    found.sort_by_key(|adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => 2,
+        wgpu::DeviceType::Cpu => 3,
+    });
+    found
+}
+
+pub(super) fn described(info: &wgpu::AdapterInfo) -> String {
+    let driver = [&*info.driver, &*info.driver_info].join(" ");
+    format!("{}, {:?}, {}", info.name, info.backend, driver.trim())
+}
