@@ -36,9 +36,11 @@ fn losses(trainer: &mut Trainer, last: u32) -> Vec<f64> {
         .collect()
 }
 
-/// The largest difference between the losses of two runs.
+/// The largest difference between the losses of two runs, which are finite.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    let distances: Vec<_> = a.iter().zip(b).map(|(a, b)| (a - b).abs()).collect();
+    assert!(distances.iter().all(|distance| distance.is_finite()), "{a:?}, {b:?}");
+    distances.into_iter().fold(0.0, f64::max)
 }
 
 /// The yardstick is a run on the CPU whose learning rate differs in its last bit: both runs differ

@@ -96,7 +96,7 @@ fn ten_million_masks(block: u64) {
     let masks = KINDS.map(|_| device.alloc_tiles(shape, "test").unwrap());
     let flips = device.alloc("flips", [1, 1], "test").unwrap();
     for seed in 160 * block..160 * (block + 1) {
-        let bits = Bits::ALL[seed as usize % Bits::ALL.len()];
+        let bits = Bits::ALL[seed as usize / 4 % Bits::ALL.len()];
         let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
         device.upload(w, &values).unwrap();
         // A tile has four groups.
@@ -192,7 +192,7 @@ fn approximate_samples() {
             let expected = expected[[feature, token]];
             let group = (token / 4 * 4..token / 4 * 4 + 4).map(|i| host[[i, feature]].abs());
             let bound = 1e-5 * expected.abs() + 2f32.powi(-90) * group.fold(0.0, f32::max);
-            let agree = (found - expected).abs() <= bound
+            let agree = bound.is_finite() && (found - expected).abs() <= bound
                 || found == expected
                 || found.is_nan() && expected.is_nan()
                 || found.abs().min(expected.abs()) > 3.4e38;
