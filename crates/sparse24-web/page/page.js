@@ -137,12 +137,12 @@ function download() {
   URL.revokeObjectURL(link.href);
 }
 
-// The name of the adapter, and whether it is a GPU, as the browser reports both.
-async function describe() {
-  const { info } = await navigator.gpu.requestAdapter();
+// The name of the adapter, and whether it is a GPU, as far as the browser reports them.
+function describe({ info }) {
   const name = [info.vendor, info.architecture, info.description].filter(Boolean).join(" ");
   const software = info.isFallbackAdapter || /swiftshader|llvmpipe|software/i.test(name);
-  return `${name || "unnamed"}: ${software ? "the CPU, emulating a GPU" : "a GPU"}, through WebGPU, in f32`;
+  const kind = software ? "the CPU, emulating a GPU" : name ? "a GPU" : "a GPU or its emulation";
+  return `${name || "unnamed"}: ${kind}, through WebGPU, in f32`;
 }
 
 async function open(wasm) {
@@ -155,12 +155,13 @@ async function open(wasm) {
       "though not on every system. The page must be a local file, or be served from localhost or over https.");
     return;
   }
-  if (!await navigator.gpu.requestAdapter()) {
+  const adapter = await navigator.gpu.requestAdapter();
+  if (!adapter) {
     problem("This browser has WebGPU but offers no adapter: it may block this GPU or its driver.");
     return;
   }
   await wasm_bindgen({ module_or_path: wasm });
-  set("device", await describe());
+  set("device", describe(adapter));
   session = await wasm_bindgen.Session.open(seed);
   steps = session.steps();
   await look();
@@ -173,6 +174,7 @@ async function open(wasm) {
   part("run").onclick = () => {
     if (running) {
       running = false;
+      part("run").disabled = true;
       set("status", "Pausing");
     } else train().catch((error) => problem(String(error)));
   };
