@@ -13,10 +13,10 @@ const SUBJECT: &str = "crates/sparse24-train/src/";
 const MODELS: &str = "crates/sparse24-train/src/model/";
 
 /// Most lines of [`SUBJECT`] without [`MODELS`].
-const SUBJECT_LINES: usize = 11_874;
+const SUBJECT_LINES: usize = 11_886;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 3_196_789;
+const TOTAL: usize = 3_199_900;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -14,6 +14,9 @@ pub struct Capabilities {
     pub limits: &'static [(Extent, Limit)],
     /// The largest number of elements in a tensor. An opened device may lower it.
     pub most_elements: usize,
+    /// Whether attention's backward pass reads which probabilities dropout kept, instead of drawing
+    /// them again.
+    pub reads_kept: bool,
 }
 
 /// A size that a kernel may limit.
@@ -59,7 +62,7 @@ impl Capabilities {
     /// A backend without limits.
     #[must_use]
     pub const fn unlimited(backend: &'static str) -> Self {
-        Self { backend, limits: &[], most_elements: usize::MAX }
+        Self { backend, limits: &[], most_elements: usize::MAX, reads_kept: true }
     }
 
     /// Compares a tensor with the device's limit.

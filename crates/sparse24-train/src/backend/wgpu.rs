@@ -65,7 +65,7 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, ELEMENTS),
         limit(Extent::DropoutElements, ELEMENTS),
     ];
-    Capabilities { limits: LIMITS, ..Capabilities::unlimited("wgpu") }
+    Capabilities { limits: LIMITS, reads_kept: false, ..Capabilities::unlimited("wgpu") }
 }
 
 /// Names of this machine's adapters, in the order of their numbers in [`BackendSettings::gpu`]:

@@ -154,13 +154,15 @@ impl AttentionActivations {
     ) -> Result<Self, Error> {
         let (heads, BatchShape { size: batch, sequence_length }) = (spec.heads, builder.batch());
         let drops = spec.dropout == ProbabilityDropout::Present && builder.dropout() > 0.0;
+        let reads = builder.reads_kept();
         let mut tensor = |part: &str, columns, dtype| {
             let shape = [batch * heads, columns];
             builder.tensor(&format!("{name}.{part}"), shape, dtype, Region::Activations)
         };
         let lse = tensor("lse", sequence_length, DType::F32)?;
         let (queries, keys, mask) = (sequence_length, sequence_length, spec.mask);
-        let words = AttentionShape { batch, heads, queries, keys, mask }.tile_words();
+        let shape = AttentionShape { batch, heads, queries, keys, mask };
+        let words = if reads { shape.tile_words() } else { 0 };
         let kept = if drops { Some(tensor("kept", words, DType::U32)?) } else { None };
         Ok(Self { operands: AttentionOperands::new(builder, name, spec)?, lse, kept })
     }
@@ -294,7 +296,8 @@ impl Attention {
         let drawn = self.dropout.and_then(|site| pass.dropout_at(site));
         let dropout = drawn.zip(kept.kept).map(|(drawn, kept)| {
             // Tiles are whole, so more and shorter sequences have more of them.
-            let (found, expected) = ([batch * self.heads, shape.tile_words()], kept.shape);
+            let words = if kept.elements() == 0 { 0 } else { shape.tile_words() };
+            let (found, expected) = ([batch * self.heads, words], kept.shape);
             if found[0] * found[1] > kept.elements() {
                 let (operation, operand) = ("dropout of attention", "the batch, in tiles,");
                 return Err(Error::Operand { operation, operand, expected, found });

@@ -67,6 +67,11 @@ impl<'a> Builder<'a> {
         self.dropout
     }
 
+    /// Whether the backend [reads](crate::backend::Capabilities::reads_kept) what dropout kept.
+    pub(super) fn reads_kept(&self) -> bool {
+        self.backend.capabilities().reads_kept
+    }
+
     /// The parameters so far, at the end those of the model.
     #[must_use]
     pub fn into_parameters(self) -> Parameters {

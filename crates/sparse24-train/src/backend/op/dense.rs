@@ -224,7 +224,8 @@ pub struct AttentionDropout {
     /// Probability and random stream; probabilities are numbered as `[batch, heads, Tq, Tk]`.
     pub drawn: Dropout,
     /// u32 `[batch * heads, shape.tile_words()]`: where the forward pass leaves which it keeps, in
-    /// the backend's own order, for the backward pass.
+    /// the backend's own order, for the backward pass. Without columns unless the backend
+    /// [reads it](crate::backend::Capabilities::reads_kept).
     pub kept: Tensor,
 }
 
