@@ -11,7 +11,8 @@ use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 /// Groups run along tokens, and draw from `site` in this step.
 ///
 /// out `[p, r]`, contiguous. The exact estimator has core's bits. The approximate one keeps the
-/// same elements as core's, with values within a few roundings.
+/// same elements as core's, with values within a few roundings, or 0 below about 2^-100 of the
+/// largest of their group.
 ///
 /// # Errors
 /// [`Error::Shape`] unless out has the shape of dz; failures of earlier work.
