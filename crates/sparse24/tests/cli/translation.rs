@@ -183,7 +183,7 @@ fn a_transformer_goes_out_and_comes_back() {
     for other in [pieces.replace("dog", "cat"), format!("{pieces}more 1\n")] {
         write(&other);
         for line in [&*format!("{start} --out other"), "eval imported --data pairs"] {
-            place.refuses(line, 3, "pairs/dict.en.txt: *another dictionary*model");
+            place.refuses(line, 3, "pairs/dict.en.txt: *not the model's dictionary");
         }
     }
     write(pieces);
