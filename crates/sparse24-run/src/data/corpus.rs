@@ -80,7 +80,7 @@ impl Corpus {
         if text.trim().is_empty() {
             return Err(Error::file(
                 source,
-                "holds no text; a corpus needs at least one context and a token",
+                "holds no text; a corpus needs at least one sequence and a token",
             ));
         }
         Ok(Self { text, source })

@@ -110,9 +110,9 @@ impl Recipe {
         let is_divided = first == last && first.get().is_multiple_of(self.replicas.get());
         if self.replicas.get() > 1 && !(is_divided && self.replicas.is_power_of_two()) {
             let problem = format!(
-                "expected a power of two that divides the micro-batches of every step, {first}{}, \
-                    found {}; unless it is set, it is the number of ranks, and the micro-batches \
-                    are batch.gradient_accumulation_steps",
+                "expected a power of two that divides the number of micro-batches of every step \
+                    ({first}{}), found {} (by default, the number of ranks); set \
+                    batch.gradient_accumulation_steps to a multiple of it",
                 if first == last { String::new() } else { format!(" to {last}") },
                 self.replicas
             );

@@ -117,7 +117,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
             "batch.gradient_accumulation_steps 3, or 0*2",
         ),
         ("batch.final_gradient_accumulation_steps=4097", "at most 4096*4097"),
-        ("batch.replicas=2", "a power of two*every step, 1*2"),
+        ("batch.replicas=2", "a power of two*every step (1), found 2"),
         ("batch.replicas=3 batch.gradient_accumulation_steps=3", "a power of two*3"),
         ("data.validation_share=0", "above 0*0"),
         ("data.validation_share=1.5", "below 1*1.5"),
