@@ -13,10 +13,10 @@ const SUBJECT: &str = "crates/sparse24-train/src/";
 const MODELS: &str = "crates/sparse24-train/src/model/";
 
 /// Most lines of [`SUBJECT`] without [`MODELS`].
-const SUBJECT_LINES: usize = 11_886;
+const SUBJECT_LINES: usize = 11_887;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 3_199_900;
+const TOTAL: usize = 3_200_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -16,7 +16,8 @@ pub struct WgpuFootprint;
 impl Footprint for WgpuFootprint {
     fn tensor(&self, shape: [usize; 2], dtype: DType, _: Region) -> u64 {
         match dtype {
-            DType::U32 => bytes(shape, 8),
+            // An empty buffer has a word.
+            DType::U32 => bytes(shape, 8).max(4),
             DType::F32 | DType::Activation => bytes(shape, 4),
         }
     }
