@@ -344,8 +344,9 @@ mod tests {
     /// wgpu panics if the device is lost while it waits.
     #[test]
     fn a_loss_while_waiting_is_an_error() {
-        let waited = queue::waited(|| panic!("Error in Device::poll: {}", "the device is lost"));
-        assert_eq!(waited, Err(Error::Lost("Error in Device::poll: the device is lost".into())));
+        let message = "Error in Device::poll: the device is lost".to_owned();
+        let waited = queue::waited(|| std::panic::panic_any(message.clone()));
+        assert_eq!(waited, Err(Error::Lost(message)));
     }
 
     #[test]
