@@ -235,7 +235,7 @@ fn replicas_that_cannot_be_divided_are_refused() {
         recipe
     };
     for (recipe, expected) in [
-        (recipe(3), "every step (8), found 3 ("),
+        (recipe(3), "that divides the number of micro-batches of every step (8), found 3 ("),
         (recipe(16), "found 16 ("),
         (growing(recipe(2)), "every step (8 to 16), found 2 ("),
     ] {

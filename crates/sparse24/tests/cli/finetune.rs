@@ -214,7 +214,8 @@ fn what_cannot_be_fine_tuned_is_refused() {
         (
             format!("{tune} --task cola --data task --set model.heads=1 --set data.tokenizer=char"),
             3,
-            "run: model.heads=1, but the initial weights have 2*data.tokenizer=*have \"byte\"",
+            "run: model.heads=1, but the initial weights have 2*data.tokenizer=*have \"byte\"; \
+             leave",
         ),
         (
             format!("{tune} --task cola --data task --method half"),

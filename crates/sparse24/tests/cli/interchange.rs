@@ -420,7 +420,11 @@ fn a_run_starts_with_given_weights() {
         ("data.tokenizer=byte", "run", "run: data.tokenizer=\"byte\"*have \"char\""),
         ("data.tokenizer=byte", "gpt2", "gpt2: has a vocabulary of 27 tokens*256"),
         ("data.path=other", "run", "other: the character 'A'*27 characters"),
-        ("method.name=half", "run", "run: the method half has a d_ff of 16, but the"),
+        (
+            "method.name=half",
+            "run",
+            "run: the method half has a d_ff of 16, but the initial weights",
+        ),
         ("seed=1", "nowhere", "nowhere: does not exist*model.safetensors"),
         ("seed=1", "folder", "folder/config.json: does not exist"),
     ] {
