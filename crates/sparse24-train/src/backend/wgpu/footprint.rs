@@ -15,11 +15,9 @@ pub struct WgpuFootprint;
 
 impl Footprint for WgpuFootprint {
     fn tensor(&self, shape: [usize; 2], dtype: DType, _: Region) -> u64 {
-        match dtype {
-            // An empty buffer has a word.
-            DType::U32 => bytes(shape, 8).max(4),
-            DType::F32 | DType::Activation => bytes(shape, 4),
-        }
+        let each = if dtype == DType::U32 { 8 } else { 4 };
+        // An empty buffer has a word.
+        bytes(shape, each).max(4)
     }
 
     fn weight24(&self, shape: [usize; 2], _: Orientation) -> u64 {
