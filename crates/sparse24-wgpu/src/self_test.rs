@@ -1,5 +1,5 @@
-//! A self-test when an adapter is opened: compares a few results with known ones, to catch drivers
-//! that miscompile a kernel.
+//! A self-test that runs when an adapter is opened. It compares a few results with known ones, to
+//! catch drivers that miscompile a kernel before a run depends on them.
 
 use ndarray::Array2;
 use sparse24_core::{

@@ -31,7 +31,7 @@ pub(super) enum Command {
 /// Recorded work, which can be queued again: the same kernels, constants and buffers.
 pub struct Recorded(Vec<Command>);
 
-/// Waits by a call of `Device::poll`, which panics if the device is lost meanwhile.
+/// Calls [`wgpu::Device::poll`], which panics if the device is lost while it waits.
 pub(super) fn waited(
     poll: impl FnOnce() -> Result<wgpu::PollStatus, wgpu::PollError>,
 ) -> Result<(), Error> {
