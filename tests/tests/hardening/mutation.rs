@@ -1,7 +1,11 @@
 //! Sound files and known attacks, and what structured changes, flips, cuts and random damage make
 //! of them, with the memory of each load counted.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 use proptest::{
     collection::vec,
@@ -31,16 +35,27 @@ fn try_input(target: &Target, bytes: &[u8]) -> bool {
     is_accepted
 }
 
+/// Tries the seeds of every target, and their variants, on two threads.
 #[test]
 fn seeds_and_variants() {
-    for target in TARGETS {
+    let run = |target: &Target| {
         let seeds = (target.seeds)();
         assert!(try_input(target, &seeds[0]), "{}: the first seed is sound", target.name);
         let inputs = [seeds, (target.variants)()].concat();
         let accepted = inputs.iter().filter(|input| try_input(target, input)).count();
         println!("{}: {accepted} of {} files accepted", target.name, inputs.len());
         assert!(accepted < inputs.len(), "{}: everything is accepted", target.name);
-    }
+    };
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(target) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    run(target);
+                }
+            });
+        }
+    });
 }
 
 #[test]

@@ -40,7 +40,11 @@ impl SparsePlans {
         let plan = match self.0.get(&(form, shape)) {
             Some(plan) => *plan,
             None => {
-                let candidates = plans(gpu, form, shape)?;
+                let mut candidates = plans(gpu, form, shape)?;
+                // Where `wgmma` is, it wins, and what others need to be timed would be held.
+                if candidates.iter().any(|plan| matches!(plan, Plan::Wgmma(_))) {
+                    candidates.retain(|plan| matches!(plan, Plan::Wgmma(_)));
+                }
                 match accumulate {
                     Accumulate::Add => candidates[0],
                     Accumulate::Overwrite => {
