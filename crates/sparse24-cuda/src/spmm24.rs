@@ -195,7 +195,20 @@ pub fn shared_memory(entry: &str) -> u32 {
     instance.map_or(0, |instance| instance.grid(1).shared)
 }
 
-/// All plans worth timing for a product `[m, n, k]`, with the one that should be fastest first.
+/// The [`plans`] worth timing: on GPUs with `wgmma`, only its own. Others lose, but hold scratch.
+///
+/// # Errors
+/// As for [`plans`].
+pub fn contenders(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>, Error> {
+    let mut plans = plans(device, form, shape)?;
+    let is_wgmma = |plan: &Plan| matches!(plan, Plan::Wgmma(_));
+    if plans.iter().any(is_wgmma) {
+        plans.retain(is_wgmma);
+    }
+    Ok(plans)
+}
+
+/// A plan of each kernel for a product `[m, n, k]`, with the one that should be fastest first.
 ///
 /// # Errors
 /// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: the number of resident tiles is a

@@ -4,9 +4,7 @@
 
 use std::{fs, path::Path};
 
-use sparse24_run::interchange::{FORMATS, import};
-
-use super::loaders::{LOADERS, MODEL};
+use super::loaders::LOADERS;
 
 const ROOT: &str = "/dev/shm";
 
@@ -55,6 +53,9 @@ fn links_devices_and_pipes() {
 #[cfg(target_os = "linux")]
 #[test]
 fn holes() {
+    use super::loaders::MODEL;
+    use sparse24_run::interchange::{FORMATS, import};
+
     const SIZE: u64 = 1 << 47;
     let stretch =
         |path: &Path| fs::File::options().append(true).create(true).open(path)?.set_len(SIZE);

@@ -1,6 +1,6 @@
 //! `sparse24 resume`: after kills, after damage and after changes, and its refusals.
 
-use std::{fs, process::Stdio, thread, time::Duration};
+use std::fs;
 
 use serde_json::json;
 
@@ -425,6 +425,8 @@ fn files_that_are_lost_meanwhile_are_an_error() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_whose_directory_moves_meanwhile_is_finished() {
+    use std::{process::Stdio, thread, time::Duration};
+
     let place = Place::new();
     let (moved, output) = attempts(|attempt| {
         let (run, moved) = (format!("run-{attempt}"), format!("moved-{attempt}"));

@@ -6,7 +6,6 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::Stdio,
-    thread,
 };
 
 use crate::{
@@ -201,7 +200,7 @@ fn a_signal_leaves_nothing_of_a_prepare() {
                 u64::from_str_radix(caught.trim(), 16).unwrap() >> (number - 1) & 1 == 1
             };
             while !listens() && child.try_wait().unwrap().is_none() {
-                thread::yield_now();
+                std::thread::yield_now();
             }
             if listens() {
                 send(signal, &child);

@@ -8,7 +8,7 @@ use sparse24_core::op::Accumulate;
 use sparse24_cuda::{
     Device, Error as Refusal, Matrix,
     gemm::Gemm,
-    spmm24::{Form, Plan, plans},
+    spmm24::{Form, Plan, contenders},
 };
 
 use super::{Scratch, grown};
@@ -40,11 +40,7 @@ impl SparsePlans {
         let plan = match self.0.get(&(form, shape)) {
             Some(plan) => *plan,
             None => {
-                let mut candidates = plans(gpu, form, shape)?;
-                // Where `wgmma` is, it wins, and what others need to be timed would be held.
-                if candidates.iter().any(|plan| matches!(plan, Plan::Wgmma(_))) {
-                    candidates.retain(|plan| matches!(plan, Plan::Wgmma(_)));
-                }
+                let candidates = contenders(gpu, form, shape)?;
                 match accumulate {
                     Accumulate::Add => candidates[0],
                     Accumulate::Overwrite => {
