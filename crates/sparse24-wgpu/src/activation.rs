@@ -4,7 +4,7 @@ use sparse24_core::op::Activation;
 
 use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 
-/// The number of an activation in `math.wgsl`, and whether it is gated.
+/// The number of an activation in `activated.wgsl`, and whether it is gated.
 fn constants_of(activation: Activation) -> [u32; 2] {
     let place = Activation::ALL.iter().position(|&known| known == activation);
     let place = place.expect("ALL has every activation") as u32;
@@ -52,7 +52,7 @@ pub fn activation_backward(
 mod tests {
     use sparse24_core::op::Activation;
 
-    /// `activated` in `math.wgsl` has these numbers.
+    /// `activated` in `activated.wgsl` has these numbers.
     #[test]
     fn activations_have_their_numbers() {
         use Activation::{Geglu, Gelu, GeluErf, Relu, Swiglu, Tanh};
