@@ -195,7 +195,7 @@ pub fn shared_memory(entry: &str) -> u32 {
     instance.map_or(0, |instance| instance.grid(1).shared)
 }
 
-/// The [`plans`] worth timing: on GPUs with `wgmma`, only its own. Others lose, but hold scratch.
+/// The [`plans`] worth timing: those with `wgmma` where it exists; others lose, but need scratch.
 ///
 /// # Errors
 /// As for [`plans`].

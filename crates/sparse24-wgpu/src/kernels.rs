@@ -52,7 +52,8 @@ kernels! {
     GEMM_LARGE = "gemm" in ["tile128", "gemm", "gemm_fours"], 3 -> 1;
     ADD = "add" in ["add"], 2 -> 1;
     ACTIVATION_FORWARD = "activation_forward" in ["math", "activated", "activation"], 1 -> 1;
-    ACTIVATION_BACKWARD = "activation_backward" in ["math", "activated", "activation_backward"], 2 -> 1;
+    ACTIVATION_BACKWARD = "activation_backward"
+        in ["math", "activated", "activation_backward"], 2 -> 1;
     NORM_FORWARD = "norm_forward" in ["reduce", "norm"], 3 -> 2;
     NORM_BACKWARD = "norm_backward" in ["reduce", "norm_backward"], 4 -> 1;
     NORM_SUMS = "norm_sums" in ["reduce", "norm_backward"], 4 -> 1;
