@@ -196,7 +196,7 @@ fn a_rank_that_is_killed_at_any_time_costs_nothing() {
     place.answer(&format!("launch -n 4 -- {}", RANKED.next_line(&run)));
     let duration = began.elapsed().as_micros() as usize;
     fs::remove_dir_all(&run).unwrap();
-    let attempts = env::var("SPARSE24_CRASHES").map_or(20, |count| count.parse().unwrap());
+    let attempts = env::var("SPARSE24_CRASHES").map_or(40, |count| count.parse().unwrap());
     let (mut numbers, mut kills) = (Numbers(19), 0);
     for attempt in 0..attempts {
         let world = 2 << numbers.below(2);
