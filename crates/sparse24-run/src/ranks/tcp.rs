@@ -195,14 +195,25 @@ impl Tcp {
         for peer in 1..rank {
             let address = table.get(peer).copied().flatten();
             let address = address.ok_or_else(|| gone(format!("rank 0 knows no rank {peer}")))?;
+            let met = TcpStream::connect_timeout(&address, self.joining.peer_timeout).and_then(
+                |stream| Ok((handshake::connect(&stream, &self.joining.secret, &hello)?, stream)),
+            );
             let text = format!("cannot connect to rank {peer} ({address})");
-            let stream = TcpStream::connect_timeout(&address, self.joining.peer_timeout)
-                .map_err(|error| network(&text, error))?;
-            let answer = handshake::connect(&stream, &self.joining.secret, &hello)
-                .map_err(|error| network(&text, error))?;
+            let (answer, stream) = met.map_err(|error| self.cause(network(&text, error)))?;
             self.add(peer, &answer.host, stream)?;
         }
         self.gather(&acceptor, until, |_, _| {})
+    }
+
+    /// The error that another rank reports now: one that cannot be reached may have ended with it.
+    fn cause(&mut self, found: TrainError) -> TrainError {
+        while let Ok((rank, event)) = self.inbox.recv_timeout(HEARTBEAT) {
+            self.take(rank, event);
+            if let Some(text) = self.ended.iter().flatten().next() {
+                return gone(text);
+            }
+        }
+        found
     }
 
     /// A handle that says goodbye.
