@@ -93,13 +93,9 @@ pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Every fourth variant of three models' files; an entry has 231, so four entries have all.
 pub(super) fn weights_variants() -> Vec<Vec<u8>> {
     let file = |model| read(exported(model, Dtype::F32).join("model.safetensors"));
-    models()
-        .iter()
-        .flat_map(|model| tensors::variants(&file(model)).into_iter().step_by(4))
-        .collect()
+    models().iter().flat_map(|model| tensors::variants(&file(model))).collect()
 }
 
 pub(super) fn config(bytes: &[u8]) -> bool {
