@@ -11,6 +11,7 @@ mod training {
     mod methods;
     mod optimizers;
     mod oracle;
+    mod phases;
     #[cfg(feature = "wgpu")]
     mod portable;
     mod ranks;

@@ -17,11 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sparse24_conformance::{Draw, Values, check, prepare};
-use sparse24_train::backend::{
+use sparse24_backend::{
     Arithmetic, Backend, BackendSettings, DType, Launches, Op, Region, Tensor, cpu::CpuBackend,
     wgpu::WgpuBackend,
 };
+use sparse24_conformance::{Draw, Values, check, prepare};
 
 #[derive(Clone, Copy)]
 struct Model {

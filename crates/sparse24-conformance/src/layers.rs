@@ -1,11 +1,6 @@
 //! Activations, norms, attention, embeddings, the head and dropout.
 
-use sparse24_core::{
-    mvue::Estimator,
-    op::{Activation, AttentionMask, AttentionShape, Dropout, NonFinite},
-    philox::{Purpose, Site},
-};
-use sparse24_train::backend::{
+use sparse24_backend::{
     DType, Extent, Op, Region, Tensor,
     op::{
         ActivationBackward, ActivationForward, Add, AttentionBackward, AttentionDropout,
@@ -13,6 +8,11 @@ use sparse24_train::backend::{
         HeadGradients, HeadLoss, Mixed, NormBackward, NormForward, Scale, ScaleGrad, ScatterRows,
         TargetLoss,
     },
+};
+use sparse24_core::{
+    mvue::Estimator,
+    op::{Activation, AttentionMask, AttentionShape, Dropout, NonFinite},
+    philox::{Purpose, Site},
 };
 
 use super::{

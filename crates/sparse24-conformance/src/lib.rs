@@ -15,11 +15,8 @@ use std::{
 };
 
 use half::bf16;
+use sparse24_backend::{Backend, Capabilities, DType, Error, Extent, MaskId, Op, Region, Tensor};
 use sparse24_core::op::StepState;
-use sparse24_train::{
-    Error,
-    backend::{Backend, Capabilities, DType, Extent, MaskId, Op, Region, Tensor},
-};
 
 use crate::oracle::{
     arithmetic::{Arithmetic, Matrix, Random, UNIT, bound},

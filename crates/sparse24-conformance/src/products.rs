@@ -1,15 +1,15 @@
 //! Products: forward, dgrad, wgrad, logits, and the gradient of a bias.
 
-use sparse24_core::{
-    MaskKind,
-    op::{Accumulate, Activation},
-};
-use sparse24_train::backend::{
+use sparse24_backend::{
     Op, Tensor,
     op::{
         ActivationBackward, ActivationForward, BiasGrad, Gradient, LinearDgrad, LinearForward,
         LinearWgrad, Logits, Weight,
     },
+};
+use sparse24_core::{
+    MaskKind,
+    op::{Accumulate, Activation},
 };
 
 use super::{Bench, Draw, Matrix, sparse, transposed};

@@ -1,6 +1,13 @@
 //! Masks and compressed operands, bit for bit with core.
 
 use ndarray::{Array2, s};
+use sparse24_backend::{
+    DType, Gradient24, Region, Tensor, Weight24,
+    op::{
+        CompressWeight, Gradient, LinearDgrad, LinearForward, LinearWgrad, MaskSearch,
+        MvueCompress, Orientation, PermutedMask, Weight,
+    },
+};
 use sparse24_core::{
     Mask, MaskKind,
     mvue::{self, Estimator},
@@ -9,13 +16,6 @@ use sparse24_core::{
     philox::{Purpose, Site, Stream},
     prune::{self, ValueMap},
     search,
-};
-use sparse24_train::backend::{
-    DType, Gradient24, Region, Tensor, Weight24,
-    op::{
-        CompressWeight, Gradient, LinearDgrad, LinearForward, LinearWgrad, MaskSearch,
-        MvueCompress, Orientation, PermutedMask, Weight,
-    },
 };
 
 use super::{ADDRESS, Bench, Draw, Matrix, must, transposed};

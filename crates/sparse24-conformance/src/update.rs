@@ -1,14 +1,14 @@
 //! Copies, fills, the optimizer and distances.
 
+use sparse24_backend::{
+    Backend, DType, MaskId, Op, OptimizerEntry, Region, Tensor,
+    op::{Copy, Fill, GradNorm, MovingAverage, OptimizerStep},
+};
 use sparse24_core::{
     Mask, MaskKind,
     flip::flip_count,
     op::{Adam, MaskedDecay, NonFinite, Optimizer, UpdateRule},
     search::mask_search,
-};
-use sparse24_train::backend::{
-    Backend, DType, MaskId, Op, OptimizerEntry, Region, Tensor,
-    op::{Copy, Fill, GradNorm, MovingAverage, OptimizerStep},
 };
 
 use super::{Bench, Draw, Matrix, Output, Values, must};

@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`backend`] | the contract with a device, and one adaptor per device |
+//! | [`backend`] | the contract with a device, and its adaptors, from `sparse24-backend` |
 //! | [`nn`], [`model`] | layers with forward and backward written out, and models made of them |
 //! | [`objective`] | batches, as a pure function of (seed, step, micro-step), and metrics |
 //! | [`method`], [`optim`], [`schedule`] | a method, an optimizer, a learning rate, as values |
@@ -12,10 +12,7 @@
 //!
 //! This crate has no files, clocks, JSON or terminals. Runs are in `sparse24-run`.
 
-pub mod backend;
-mod error;
 pub mod estimate;
-pub mod group;
 pub mod method;
 pub mod model;
 pub mod nn;
@@ -24,7 +21,7 @@ pub mod optim;
 pub mod schedule;
 pub mod trainer;
 
-pub use error::{Error, ErrorKind};
+pub use sparse24_backend::{self as backend, Error, ErrorKind, group};
 
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]

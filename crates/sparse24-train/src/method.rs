@@ -267,6 +267,3 @@ impl Method {
         self.phases.iter().any(Phase::watches)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,8 +3,8 @@
 
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
-pub use crate::error::DataError;
 use crate::{Error, backend::op::HeadLoss, nn::BatchShape};
+pub use sparse24_backend::DataError;
 
 /// The inputs and targets of a micro-batch on the host.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -2,7 +2,7 @@
 // in   x, delta f32 [p,d]
 // out  out f32 [p,d]
 // acc  one rounding
-// ref  sparse24_train::backend::op::Add
+// ref  sparse24_backend::op::Add
 
 struct Constants {
     delta_offset: u32,

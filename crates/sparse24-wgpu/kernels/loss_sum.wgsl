@@ -3,7 +3,7 @@
 // out  loss f32 [1], overwritten; health
 // pre  one workgroup
 // acc  f32: sums of every 64th loss, then a tree
-// ref  sparse24_train::backend::op::HeadLoss
+// ref  sparse24_backend::op::HeadLoss
 
 struct Constants {
     losses_offset: u32,

@@ -32,6 +32,7 @@ const CORE: &str = "sparse24-core";
 const CPU: &str = "sparse24-cpu";
 const CUDA: &str = "sparse24-cuda";
 const WGPU: &str = "sparse24-wgpu";
+const BACKEND: &str = "sparse24-backend";
 const TRAIN: &str = "sparse24-train";
 const CONFORMANCE: &str = "sparse24-conformance";
 const RUN: &str = "sparse24-run";
@@ -45,14 +46,10 @@ const FLOORS: &[Floor] = &[
     floor(CPU, &[CORE], &[], None),
     floor(CUDA, &[CORE], &[CPU], None),
     floor(WGPU, &[CORE], &[], Some(&["ndarray", "pollster", "thiserror", "wgpu"])),
+    floor(BACKEND, &[CORE], &[CPU, CUDA, WGPU], Some(&["half", "ndarray", "rayon", "thiserror"])),
     // Embedding the layers brings no tokenizer, file format, clock or terminal.
-    floor(
-        TRAIN,
-        &[CORE],
-        &[CPU, CUDA, WGPU],
-        Some(&["half", "libm", "ndarray", "rayon", "thiserror"]),
-    ),
-    floor(CONFORMANCE, &[CORE, TRAIN], &[], Some(&["half", "libm", "ndarray"])),
+    floor(TRAIN, &[CORE, BACKEND], &[], Some(&["libm", "ndarray", "rayon"])),
+    floor(CONFORMANCE, &[CORE, BACKEND], &[], Some(&["half", "libm", "ndarray"])),
     floor(RUN, &[CORE, CPU, TRAIN], &[CUDA], None),
     // Its tests compare with the command's runs.
     floor(WEB, &[CORE, TRAIN], &[RUN], None),

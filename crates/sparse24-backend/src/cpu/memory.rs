@@ -1,0 +1,109 @@
+//! The memory of the CPU adaptor.
+
+use ndarray::ArrayView2;
+use sparse24_core::Mask;
+use sparse24_cpu::strips::Strips;
+
+use super::{CpuBackend, Operands};
+use crate::{
+    DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
+    op::Orientation,
+};
+
+impl Memory for CpuBackend {
+    fn memory(&self) -> Vec<(Region, usize)> {
+        let masks: usize = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum();
+        let weights = self.weights24.iter();
+        let weights = weights.flat_map(|weight| weight.forward.iter().chain([&weight.dgrad]));
+        let strips = weights.chain(&self.gradients24);
+        let sparse = masks + strips.map(Strips::allocated).sum::<usize>();
+        let held = |region| match region {
+            Region::Sparse => sparse,
+            _ => self.buffers.bytes(region),
+        };
+        Region::ALL.map(|region| (region, held(region))).into()
+    }
+
+    fn alloc(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        dtype: DType,
+        region: Region,
+    ) -> Result<Tensor, Error> {
+        Ok(self.buffers.alloc(name, shape, dtype, region))
+    }
+
+    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
+        self.masks.push(Mask::empty(rows, columns)?);
+        Ok(MaskId(self.masks.len() - 1))
+    }
+
+    fn alloc_weight24(
+        &mut self,
+        [r, q]: [usize; 2],
+        orientation: Orientation,
+    ) -> Result<Weight24, Error> {
+        let forward = orientation != Orientation::Permuted;
+        let forward = forward.then(|| Strips::zeros([r, q]));
+        self.weights24.push(Operands { forward, dgrad: Strips::zeros([q, r]) });
+        Ok(Weight24(self.weights24.len() - 1))
+    }
+
+    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+        self.gradients24.push(Strips::zeros([r, p]));
+        Ok(Gradient24(self.gradients24.len() - 1))
+    }
+
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        self.tables.push(table.to_vec());
+        Ok(TableId(self.tables.len() - 1))
+    }
+
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        let source = ArrayView2::from_shape(to.shape, from).map_err(|_| Error::Operand {
+            operation: "upload",
+            operand: "host data",
+            expected: to.shape,
+            found: [1, from.len()],
+        })?;
+        self.write([to], |_, [mut view]| {
+            view.assign(&source);
+            Ok(())
+        })
+    }
+
+    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        if from.len() != to.elements() {
+            return Err(Error::Operand {
+                operation: "upload",
+                operand: "ids",
+                expected: to.shape,
+                found: [from.len(), 1],
+            });
+        }
+        self.buffers.ids_mut(to).copy_from_slice(from);
+        Ok(())
+    }
+
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        to.clear();
+        for row in self.buffers.view(from).rows() {
+            to.extend_from_slice(row.as_slice().expect("rows are contiguous"));
+        }
+        Ok(())
+    }
+
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+        let (expected, found) = (self.masks[to].shape(), from.shape());
+        if found != expected {
+            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found });
+        }
+        self.masks[to].clone_from(from);
+        Ok(())
+    }
+
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+        Ok(self.masks[from].clone())
+    }
+}

@@ -1,0 +1,128 @@
+//! The error type of training and its devices. A message is one sentence that names the setting or
+//! operand, what was found and what was expected.
+
+/// The kind of failure; the command turns it into its exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The configuration is wrong or impossible.
+    Configuration,
+    /// A file is missing or has the wrong contents.
+    Input,
+    /// The operating system refused to read or write.
+    Io,
+    /// A loss or gradient is not finite, or far above the ones before it.
+    NonFinite,
+    /// A device, its driver or one of its libraries is missing, out of memory or failed.
+    Device,
+    /// The caller asked for an interruption.
+    Interrupted,
+    /// Another rank is gone, or sent what does not fit.
+    Peer,
+    /// Ranks hold different weights.
+    Disagreement,
+    /// Operands do not fit an operation: a defect of the caller.
+    Contract,
+}
+
+/// Why a batch could not be made.
+pub type DataError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why training failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting cannot be trained, or not on this backend.
+    #[error("{key}: {problem}")]
+    Setting {
+        /// The dotted key.
+        key: String,
+        /// The value found, the value expected, and advice.
+        problem: String,
+    },
+    /// A token id is outside the vocabulary.
+    #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Its position, in tokens.
+        position: usize,
+        /// The number of ids.
+        vocabulary: u32,
+    },
+    /// Operands do not fit the operation.
+    #[error("{operation}: {operand} should be {expected:?}, found {found:?}")]
+    Operand {
+        /// The backend operation.
+        operation: &'static str,
+        /// The operand that does not fit.
+        operand: &'static str,
+        /// The expected shape.
+        expected: [usize; 2],
+        /// The given shape.
+        found: [usize; 2],
+    },
+    /// The device refuses the operands of an operation for another reason than their shape.
+    #[error("{0}; this is a defect of sparse24, please report it")]
+    Refused(String),
+    /// A parameter's state is incomplete or belongs to another model.
+    #[error("{name}: {problem}")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// The part that is missing or does not fit.
+        problem: String,
+    },
+    /// A recorded plan cannot be replayed.
+    #[error("plan {key:?}: {problem}")]
+    Plan {
+        /// The operation that it was recorded for.
+        key: String,
+        /// Why it cannot be replayed.
+        problem: String,
+    },
+    /// A device cannot be opened, is out of memory, or failed.
+    #[error("{0}")]
+    Device(String),
+    /// An error of the 2:4 semantics.
+    #[error(transparent)]
+    Semantics(#[from] sparse24_core::Error),
+    /// An objective or an evaluation could not read its data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Another rank is gone, or sent what does not fit.
+    #[error("{0}")]
+    Peer(String),
+    /// The caller asked for an interruption; the step under way left no trace.
+    #[error("interrupted")]
+    Interrupted,
+    /// The loss or a gradient is not finite; no update was made.
+    #[error("step {step}: {what}; training stopped before the update")]
+    NonFinite {
+        /// The optimizer step that was not taken.
+        step: u32,
+        /// The loss or gradient, and the layer where it first occurred.
+        what: String,
+    },
+}
+
+impl Error {
+    /// The kind of failure, for exit codes.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Setting { .. } => ErrorKind::Configuration,
+            Self::UnknownToken { .. }
+            | Self::Data(_)
+            | Self::Semantics(_)
+            | Self::Plan { .. }
+            | Self::Parameter { .. } => ErrorKind::Input,
+            Self::Device(_) => ErrorKind::Device,
+            Self::Interrupted => ErrorKind::Interrupted,
+            Self::Peer(_) => ErrorKind::Peer,
+            Self::Operand { .. } | Self::Refused(_) => ErrorKind::Contract,
+            Self::NonFinite { .. } => ErrorKind::NonFinite,
+        }
+    }
+}

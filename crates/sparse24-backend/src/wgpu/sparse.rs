@@ -1,0 +1,53 @@
+//! Masks and pruned operands.
+
+use sparse24_wgpu::{mvue, permute, prune, search};
+
+use super::WgpuBackend;
+use crate::{
+    Error, Gradient24, MaskId, Region, Weight24,
+    op::{PermutedMask, SparseOp},
+};
+
+impl WgpuBackend {
+    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result<(), Error> {
+        match op {
+            SparseOp::MaskSearch(op) => {
+                let (w, mask) = (self.buffers.matrix(op.w), self.masks[op.mask.0]);
+                Ok(search::mask_search(&mut self.gpu, w, op.kind, mask)?)
+            }
+            SparseOp::PermutedMask(op) => self.permuted_mask(op),
+            SparseOp::CompressWeight(op) => {
+                let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
+                let (w, out) = (self.buffers.matrix(op.w), self.weights24[out]);
+                Ok(prune::compress_weight(&mut self.gpu, w, self.masks[mask], op.map, out)?)
+            }
+            SparseOp::MvueCompress(op) => {
+                let (dz, Gradient24(out)) = (self.buffers.matrix(op.dz), op.out);
+                let out = self.gradients24[out].reshaped(dz.shape);
+                Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
+            }
+        }
+    }
+
+    fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result<(), Error> {
+        let order = match self.orders.get(&op.out) {
+            Some((order, uploaded)) if order == op.order => *uploaded,
+            known => {
+                let r = op.order.len();
+                let uploaded = match known {
+                    Some((_, uploaded)) => *uploaded,
+                    None => self.gpu.alloc("order of rows", [1, 2 * r], Region::Scratch.name())?,
+                };
+                let mut both = op.order.to_vec();
+                both.resize(2 * r, 0);
+                op.order.iter().zip(0..).for_each(|(&row, place)| both[r + row as usize] = place);
+                self.gpu.upload(uploaded, &both)?;
+                self.orders.insert(op.out, (op.order.to_vec(), uploaded));
+                uploaded
+            }
+        };
+        let (w, mask) = (self.buffers.matrix(op.w), self.masks[op.mask.0]);
+        let out = self.masks[op.out.0];
+        Ok(permute::permuted_mask(&mut self.gpu, w, mask, order, out)?)
+    }
+}
