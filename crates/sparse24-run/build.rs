@@ -5,8 +5,16 @@
 
 use std::{env, fs, path::Path, process::Command};
 
-const LIBRARIES: [&str; 7] =
-    ["blake3", "faer", "half", "libm", "rayon", "serde_json", "tiktoken-rs"];
+const LIBRARIES: [&str; 8] = [
+    "blake3",
+    "half",
+    "libm",
+    "matrixmultiply",
+    "private-gemm-x86",
+    "rayon",
+    "serde_json",
+    "tiktoken-rs",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,22 +1,24 @@
-//! Dense products with faer, in panels that depend on the shape alone.
+//! Dense products, in panels that depend on the shape alone.
 //!
 //! C is cut into the same panels for any number of threads, and each panel is one sequential
 //! product, so the bits do not depend on the number of threads. They do depend on the instruction
-//! set that faer detects.
+//! set of the machine.
 
-use faer::{Accum, MatMut, MatRef, Par};
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, CowArray, Ix2};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 use sparse24_core::op::Accumulate;
 
-use crate::{Error, bias::bias_forward, check, math, simd::vectorized};
+use crate::{
+    Error,
+    bias::bias_forward,
+    check, math,
+    simd::{multiply, vectorized},
+};
 
 /// C = A B, or C += A B: A `[m, k]`, B `[k, n]`, C `[m, n]`.
 ///
-/// A and B are read in place if they are row-major or column-major contiguous (a transpose is a
-/// `.t()` view), and copied otherwise; C is written in place if it is row-major contiguous. Every
-/// element is a sum over k in f32, within k * 2^-24 of the sum of magnitudes. An empty sum is 0.
-/// NaN and infinities propagate.
+/// Operands may be strided: a transpose is a `.t()` view. Every element is a sum over k in f32,
+/// within k * 2^-24 of the sum of magnitudes. An empty sum is 0. NaN and infinities propagate.
 ///
 /// ```
 /// use ndarray::{Array2, arr2};
@@ -76,52 +78,29 @@ fn matmul_then(
         }
         return finish(c);
     }
-    let (a, b) = (contiguous(a), contiguous(b));
-    if let Some(slice) = c.as_slice_mut() {
-        return product(&a, &b, slice, accumulate, finish);
-    }
-    let mut copy = c.to_owned().as_standard_layout().into_owned();
-    product(&a, &b, copy.as_slice_mut().expect("standard layout"), accumulate, finish)?;
-    c.assign(&copy);
-    Ok(())
-}
-
-/// The product of checked, contiguous, non-empty operands.
-fn product(
-    a: &CowArray<'_, f32, Ix2>,
-    b: &CowArray<'_, f32, Ix2>,
-    c: &mut [f32],
-    accumulate: Accumulate,
-    finish: impl Fn(ArrayViewMut2<'_, f32>) -> Result<(), Error> + Sync,
-) -> Result<(), Error> {
-    let (m, n) = (a.nrows(), b.ncols());
-    let finish =
-        |c: &mut [f32]| finish(ArrayViewMut2::from_shape((c.len() / n, n), c).expect("whole rows"));
-    // faer sums a product with a vector in an order that depends on the number of threads.
     if m == 1 || n == 1 {
-        let (x, b) = if m == 1 { (a, b.view()) } else { (b, a.t()) };
-        vector_matrix(&x.iter().copied().collect::<Vec<_>>(), b, c, accumulate);
+        let (x, b) = if m == 1 { (a, b) } else { (b, a.reversed_axes()) };
+        let [x, mut sums] = [x, c.view()].map(|x| x.iter().copied().collect::<Vec<_>>());
+        if b.t().is_standard_layout() {
+            vector_matrix(&x, b, &mut sums, accumulate);
+        } else {
+            vector_matrix(&x, b.as_standard_layout().view(), &mut sums, accumulate);
+        }
+        c.iter_mut().zip(sums).for_each(|(c, sum)| *c = sum);
         return finish(c);
     }
-    let (a, b) = (faer_view(a), faer_view(b));
-    let accumulate = match accumulate {
-        Accumulate::Overwrite => Accum::Replace,
-        Accumulate::Add => Accum::Add,
-    };
     let height = panel_rows(m, n);
-    c.par_chunks_mut(height * n).enumerate().try_for_each(|(i, strip)| {
-        let rows = strip.len() / n;
-        let a = a.subrows(i * height, rows);
-        let panels = MatMut::from_row_major_slice_mut(&mut *strip, rows, n);
-        panels.par_col_chunks_mut(PANEL_COLUMNS).enumerate().for_each(|(j, panel)| {
-            let b = b.subcols(j * PANEL_COLUMNS, panel.ncols());
-            faer::linalg::matmul::matmul(panel, accumulate, a, b, 1.0, Par::Seq);
-        });
+    let strips = c.axis_chunks_iter_mut(Axis(0), height).into_par_iter();
+    strips.zip(a.axis_chunks_iter(Axis(0), height)).try_for_each(|(mut strip, a)| {
+        let panels = strip.axis_chunks_iter_mut(Axis(1), PANEL_COLUMNS).into_par_iter();
+        panels
+            .zip(b.axis_chunks_iter(Axis(1), PANEL_COLUMNS))
+            .for_each(|(panel, b)| multiply(a, b, panel, accumulate));
         finish(strip)
     })
 }
 
-/// Columns per panel: faer's kernel loses little at this width, and the packed part of B stays in
+/// Columns per panel: the kernel loses little at this width, and the packed part of B stays in
 /// cache.
 const PANEL_COLUMNS: usize = 64;
 
@@ -131,26 +110,6 @@ fn panel_rows(m: usize, n: usize) -> usize {
     let strips =
         8usize.div_ceil(n.div_ceil(PANEL_COLUMNS)).max(m.div_ceil(256)).min(m.div_ceil(64));
     m.div_ceil(strips).next_multiple_of(4)
-}
-
-fn contiguous(x: ArrayView2<'_, f32>) -> CowArray<'_, f32, Ix2> {
-    if x.is_standard_layout() || x.t().is_standard_layout() {
-        x.into()
-    } else {
-        x.as_standard_layout().into_owned().into()
-    }
-}
-
-fn faer_view<'a>(x: &'a CowArray<'_, f32, Ix2>) -> MatRef<'a, f32> {
-    let (rows, columns) = x.dim();
-    match x.as_slice() {
-        Some(x) => MatRef::from_row_major_slice(x, rows, columns),
-        None => MatRef::from_column_major_slice(
-            x.view().reversed_axes().to_slice().expect("column-major contiguous"),
-            rows,
-            columns,
-        ),
-    }
 }
 
 /// c `[n]` = x `[k]` B `[k, n]`: dot products if B's columns are contiguous, otherwise the sum of

@@ -10,10 +10,12 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod panel;
 mod portable;
 
 use std::sync::OnceLock;
 
+pub(crate) use panel::multiply;
 use sparse24_core::search::CODES;
 
 /// An instruction-set level.
