@@ -1,6 +1,6 @@
 // spmm24_gather: the sums of the parts of split-K tiles
-//   spmm24_gather_transposed  D^T = (A B)^T + bias, bf16; *_gelu, *_gelu_erf and *_relu also
-//                             H = act(D^T), of the rounded D^T
+//   spmm24_gather_transposed  D^T = (A B)^T + bias, bf16; *_gelu and *_relu also H = act(D^T), of
+//                             the rounded D^T
 //   spmm24_gather             D = A B, f32, overwritten or added to
 // in   partial f32, one fragment of 64 rows after the other; bias f32 [m] or null
 // out  D bf16 [n,m], or f32 [m,n]; H bf16 [n,m]
@@ -105,5 +105,4 @@ extern "C" __global__ void __launch_bounds__(128)
                              {m, n, 0, rows, across, sweep, whole, 1}, parts, blocks, columns);    \
     }
 ACTIVATED(spmm24_gather_transposed_gelu, Gelu)
-ACTIVATED(spmm24_gather_transposed_gelu_erf, GeluErf)
 ACTIVATED(spmm24_gather_transposed_relu, Relu)

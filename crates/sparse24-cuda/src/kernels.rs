@@ -226,7 +226,7 @@ pub const SOURCES: &[Source] = sources! {
     "scale" Embedding: ["scale", "scale_grad"], ALL, Off;
     "spmm24_gather" SparseProduct: [
         "spmm24_gather", "spmm24_gather_transposed", "spmm24_gather_transposed_gelu",
-        "spmm24_gather_transposed_gelu_erf", "spmm24_gather_transposed_relu",
+        "spmm24_gather_transposed_relu",
     ], ALL, On;
     "spmm24_mma" SparseProduct: [
         "spmm24_mma_transposed_320", "spmm24_mma_transposed_256", "spmm24_mma_transposed_128",
@@ -236,10 +236,9 @@ pub const SOURCES: &[Source] = sources! {
         "spmm24_transposed_384", "spmm24_transposed_256", "spmm24_straight_384",
         "spmm24_straight_320", "spmm24_straight_256",
         "spmm24_transposed_384_gelu", "spmm24_transposed_256_gelu",
-        "spmm24_transposed_384_gelu_erf", "spmm24_transposed_256_gelu_erf",
         "spmm24_transposed_384_relu", "spmm24_transposed_256_relu",
     ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
-        "HGMMA.SP" in "spmm24_straight" on HOPPER, spills 8;
+        "HGMMA.SP" in "spmm24_straight" on HOPPER;
 };
 
 macro_rules! headers {

@@ -57,7 +57,7 @@ pub fn products(size: &Size) -> Vec<Case> {
         let entries: &[&str] = &["spmm24_transposed_", "spmm24_gather_transposed_"];
         (kernel, entries, Transposed, Some(Plans::Activated(activation)))
     };
-    let kernels: [(&str, &[&str], _, Option<Plans>); 9] = [
+    let kernels: [(&str, &[&str], _, Option<Plans>); 8] = [
         (
             "spmm24_transposed",
             &["spmm24_transposed_", "spmm24_gather_transposed"],
@@ -78,7 +78,6 @@ pub fn products(size: &Size) -> Vec<Case> {
             Some(Plans::Mma),
         ),
         activated("spmm24_gelu", Activation::Gelu),
-        activated("spmm24_gelu_erf", Activation::GeluErf),
         activated("spmm24_relu", Activation::Relu),
         ("mma_peer_transposed", &["mma_peer_transposed"], Transposed, None),
         ("mma_peer_straight", &["mma_peer_straight"], Straight, None),
