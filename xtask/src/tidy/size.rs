@@ -16,7 +16,7 @@ const MODELS: &str = "crates/sparse24-train/src/model/";
 const SUBJECT_LINES: usize = 11_887;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 3_210_586;
+const TOTAL: usize = 3_212_253;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
