@@ -238,7 +238,7 @@ pub const SOURCES: &[Source] = sources! {
         "spmm24_transposed_384_gelu", "spmm24_transposed_256_gelu",
         "spmm24_transposed_384_relu", "spmm24_transposed_256_relu",
     ], HOPPER, On, "HGMMA.SP" in "spmm24_transposed" on HOPPER,
-        "HGMMA.SP" in "spmm24_straight" on HOPPER;
+        "HGMMA.SP" in "spmm24_straight" on HOPPER, spills 8;
 };
 
 macro_rules! headers {

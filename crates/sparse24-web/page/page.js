@@ -7,7 +7,7 @@ const seed = Number(asked.get("seed") ?? 1337);
 const isSeed = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 32;
 let stop = Number(asked.get("stop") ?? Infinity);
 const losses = [], flips = [];
-let session, steps, masks, first, running = false, step = 0;
+let session, steps, masks, first, running = false, failed = false, step = 0, kept = 0;
 
 function problem(text) {
   part("problem").hidden = false;
@@ -16,6 +16,28 @@ function problem(text) {
   running = false;
   set("run", "Start");
   part("run").disabled = true;
+}
+
+// After a failure, such as the loss of the GPU, the run can be resumed from the step of the last look.
+function interrupt(error) {
+  // What follows a semicolon is advice for the command.
+  const [reason] = String(error).split("; ");
+  problem(`The state of step ${kept} is kept in this tab: “Resume” opens the adapter again and continues there. ${reason}`);
+  failed = true;
+  set("run", "Resume");
+  for (const id of ["run", "download"]) part(id).disabled = false;
+}
+
+async function reopen() {
+  part("run").disabled = true;
+  set("status", "Opening the adapter");
+  step = await session.reopen();
+  for (const points of [losses, flips]) {
+    while (points.length > 0 && points.at(-1)[0] > step) points.pop();
+  }
+  failed = false;
+  part("problem").hidden = true;
+  part("run").disabled = false;
 }
 
 // Draws [step, value] points as a curve, with three labelled grid lines.
@@ -63,9 +85,10 @@ function drawMask() {
   set("changed", `${(100 * differ / kept.length).toFixed(1)} % of this mask's bits differ from step 0.`);
 }
 
-// Reads the masks. A dense phase has none, so the last ones stay on the page.
+// Reads the masks, which keeps the state. A dense phase has none, so the last ones stay on the page.
 async function look() {
   const found = await session.masks();
+  kept = step;
   if (found.names().length === 0) return;
   if (masks && masks !== first) masks.free();
   masks = found;
@@ -86,6 +109,7 @@ async function sample() {
 }
 
 async function train() {
+  if (failed) await reopen();
   running = true;
   set("run", "Pause");
   part("download").disabled = true;
@@ -176,9 +200,9 @@ async function open(wasm) {
       running = false;
       part("run").disabled = true;
       set("status", "Pausing");
-    } else train().catch((error) => problem(String(error)));
+    } else train().catch(interrupt);
   };
-  if (stop < Infinity) await train();
+  if (stop < Infinity) await train().catch(interrupt);
 }
 
 const bytes = Uint8Array.from(atob(WASM), (letter) => letter.charCodeAt(0));

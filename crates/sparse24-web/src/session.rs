@@ -11,7 +11,7 @@ use sparse24_train::{
         wgpu::{Arrivals, WgpuBackend},
     },
     method::PhaseKind,
-    trainer::{FlipSampling, Trainer, overall_flip_rate},
+    trainer::{FlipSampling, ParameterState, Progress, Trainer, overall_flip_rate},
 };
 use wasm_bindgen::prelude::*;
 
@@ -39,6 +39,16 @@ pub struct Session {
     trainer: Trainer,
     text: Text,
     arrivals: Arrivals,
+    /// The state at the last [`Session::masks`].
+    kept: Option<(Progress, Vec<ParameterState>)>,
+}
+
+/// Opens and tests the adapter that the browser chooses, and initializes the quickstart.
+async fn opened(seed: u64) -> Result<(Trainer, Arrivals), JsError> {
+    let backend = WgpuBackend::request(BackendSettings::default()).await.map_err(thrown)?;
+    let arrivals = backend.arrivals();
+    let trainer = Trainer::new(Box::new(backend), recipe(seed)).map_err(thrown)?;
+    Ok((trainer, arrivals))
 }
 
 /// The outcome of a step.
@@ -65,11 +75,19 @@ pub struct Masks {
 impl Session {
     /// Opens the adapter that the browser chooses, tests it, and initializes the quickstart.
     pub async fn open(seed: u32) -> Result<Session, JsError> {
-        let backend = WgpuBackend::request(BackendSettings::default()).await.map_err(thrown)?;
-        let arrivals = backend.arrivals();
-        let seed = seed.into();
-        let trainer = Trainer::new(Box::new(backend), recipe(seed)).map_err(thrown)?;
-        Ok(Self { trainer, text: Text::new(seed), arrivals })
+        let (trainer, arrivals) = opened(seed.into()).await?;
+        Ok(Self { trainer, text: Text::new(seed.into()), arrivals, kept: None })
+    }
+
+    /// Opens the adapter again, for instance after its loss, and returns to the last state that
+    /// [`Session::masks`] has read, whose step it returns.
+    pub async fn reopen(&mut self) -> Result<u32, JsError> {
+        let (trainer, arrivals) = opened(self.trainer.recipe().seed).await?;
+        (self.trainer, self.arrivals) = (trainer, arrivals);
+        if let Some((progress, states)) = &self.kept {
+            self.trainer.restore(progress.clone(), states).map_err(thrown)?;
+        }
+        Ok(self.trainer.step())
     }
 
     /// Optimizer steps of the run.
@@ -93,14 +111,16 @@ impl Session {
         })
     }
 
-    /// The masks that the next step uses; none in the dense phase.
+    /// The masks that the next step uses; none in the dense phase. Keeps the state of the run.
     pub async fn masks(&mut self) -> Result<Masks, JsError> {
         let copied = self.trainer.copy_out(Vec::new()).map_err(thrown)?;
         self.arrivals.all().await;
         let states = copied().map_err(thrown)?;
-        let masks = states.into_iter().filter_map(|state| Some((state.name, state.mask?)));
+        let masks =
+            states.iter().filter_map(|state| Some((state.name.clone(), state.mask.clone()?)));
         let masks: Vec<_> = masks.collect();
         let packed = packed(masks.iter().map(|(_, mask)| mask));
+        self.kept = Some((self.trainer.progress().clone(), states));
         Ok(Masks { masks, packed })
     }
 

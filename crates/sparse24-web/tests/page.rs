@@ -10,6 +10,7 @@ use std::{
     slice::from_ref,
     sync::{Arc, Condvar, Mutex},
     thread,
+    time::Duration,
 };
 
 use sparse24_run::{
@@ -24,6 +25,9 @@ use sparse24_train::{
 use sparse24_web::{Text, hash, packed, recipe};
 
 const SEED: u64 = 1337;
+
+/// How long a page may take.
+const LIMIT: Duration = Duration::from_secs(900);
 
 #[test]
 fn recipe_and_data_are_the_commands() {
@@ -76,7 +80,7 @@ fn the_page_trains_in_a_browser() {
         assert!(part(&document, "problem").starts_with(expected), "{document}");
         assert_eq!((part(&document, "run"), console.lines().count()), ("Start", 1), "{console}");
     }
-    let (document, console) = visit(browser, &page, "stop=10", 20, &[dump]);
+    let (document, console) = visit(browser, &page, "stop=10", 20, from_ref(&dump));
     assert_eq!(console, "");
     let losses: Vec<f64> =
         part(&document, "record").split(' ').map(|loss| loss.parse().unwrap()).collect();
@@ -90,6 +94,11 @@ fn the_page_trains_in_a_browser() {
     let flips: f64 = part(&document, "flip").parse().expect("steps 10 and 20 sample it");
     let (drawn, _script) = document.split_once("</main>").unwrap();
     assert!(0.0 < flips && flips < 1.0 && drawn.matches("<polyline").count() == 2, "{drawn}");
+    // A lost device costs the steps since the last pause.
+    let (lost, _) = visit(browser, &page, "stop=2&lose=3", 4, &[dump]);
+    let told = part(&lost, "told");
+    assert!(told.contains("the GPU was lost") && told.contains("state of step 2 "), "{told}");
+    assert!(part(&document, "record").starts_with(part(&lost, "record")), "{lost}");
 
     let Some(pictures) = std::env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
     let steps = std::env::var("SPARSE24_STEPS").map_or(20, |steps| steps.parse().unwrap());
@@ -117,7 +126,8 @@ fn part<'a>(document: &'a str, id: &str) -> &'a str {
 /// Loads the page in a browser with software WebGPU. Returns the browser's output and its console
 /// once the page has trained this many steps or reports a problem: until then, the server holds
 /// back an image, so the page does not finish loading. Where the page pauses by itself, the masks
-/// are saved and the run is resumed; then it is paused by its button.
+/// are saved and the run is resumed; then it is paused by its button. After the step `lose` of the
+/// query the device is destroyed, and the run is resumed.
 fn visit(
     browser: &str,
     page: &str,
@@ -137,8 +147,22 @@ fn visit(
             [record.hidden, record.id, record.textContent] = [true, id, text];
             document.body.append(record);
         };
+        let device, told = '', lose = Number(asked.get('lose') ?? Infinity);
+        const request = GPUAdapter.prototype.requestDevice;
+        GPUAdapter.prototype.requestDevice = async function (...descriptor) {
+            return device = await request.apply(this, descriptor);
+        };
         const wait = setInterval(() => {
             const button = part('run').textContent, failed = !part('problem').hidden;
+            if (running && losses.length >= lose) {
+                lose = Infinity;
+                device.destroy();
+            }
+            if (failed && button === 'Resume' && !told) {
+                told = part('problem').textContent;
+                part('run').click();
+                return;
+            }
             if (button === 'Pause' && running && losses.length >= STEPS) part('run').click();
             if (button === 'Resume' && losses.length < STEPS) {
                 part('download').click();
@@ -148,6 +172,7 @@ fn visit(
                 if (failed) console.error(part('problem').textContent);
                 add('record', losses.map((point) => point[1]).join(' '));
                 add('saved', saved);
+                add('told', told);
                 fetch('/done');
             }
         }, 100);
@@ -193,7 +218,7 @@ fn answer(mut stream: TcpStream, page: &str, (done, changed): &(Mutex<bool>, Con
             ""
         }
         Some("/hold") => {
-            drop(changed.wait_while(done.lock().unwrap(), |done| !*done).unwrap());
+            drop(changed.wait_timeout_while(done.lock().unwrap(), LIMIT, |done| !*done).unwrap());
             "<svg xmlns=\"http://www.w3.org/2000/svg\"/>"
         }
         _ => page,

@@ -278,7 +278,7 @@ fn grid(groups: usize) -> [u32; 2] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::{Device, Failure, grid, queue};
     use crate::{
         Error,
@@ -287,7 +287,7 @@ mod tests {
     };
 
     /// The first adapter; none skips the test, unless `SPARSE24_REQUIRE_WGPU` is set.
-    fn open() -> Option<Device> {
+    pub(crate) fn open() -> Option<Device> {
         match pollster::block_on(Device::request_untested(0)) {
             Ok(device) => Some(device),
             Err(error @ Error::NoAdapter { .. })

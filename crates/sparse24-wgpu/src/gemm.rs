@@ -5,7 +5,14 @@
 
 use sparse24_core::op::Accumulate;
 
-use crate::{Device, Error, Matrix, error::check_shape, kernels};
+use crate::{
+    Device, Error, Matrix,
+    error::check_shape,
+    kernels::{self, Kernel},
+};
+
+#[cfg(test)]
+mod speed;
 
 /// Rows and columns of an output tile, the part of C that a workgroup computes. The larger size
 /// reads less, but needs more tiles to occupy a GPU; the bits are the same.
@@ -30,14 +37,28 @@ enum Transposed {
     Yes,
 }
 
-fn gemm(
-    device: &mut Device,
+/// The kernel for a product, and the side of its output tiles.
+fn chosen([m, n]: [usize; 2], a: Matrix, b: Matrix) -> (&'static Kernel, usize) {
+    match a.has_fours() && b.has_fours() {
+        false => (&kernels::GEMM, TILE),
+        true if tiles([m, n], LARGE_TILE) < ENOUGH => (&kernels::GEMM_FOURS, TILE),
+        true => (&kernels::GEMM_LARGE, LARGE_TILE),
+    }
+}
+
+/// Number of output tiles.
+fn tiles([m, n]: [usize; 2], side: usize) -> usize {
+    m.div_ceil(side) * n.div_ceil(side)
+}
+
+/// Checks the operands of a product, and returns the constants of its kernel.
+fn constants(
     (a, of_a): (Matrix, Transposed),
     (b, of_b): (Matrix, Transposed),
     bias: Option<Matrix>,
     out: Matrix,
     accumulate: Accumulate,
-) -> Result<(), Error> {
+) -> Result<Vec<u32>, Error> {
     let [m, n] = out.shape;
     let k = match of_a {
         Transposed::No => a.shape[1],
@@ -61,14 +82,22 @@ fn gemm(
         u32::from(bias.is_some()),
         u32::from(accumulate == Accumulate::Add),
     ];
-    let constants = [&sizes[..], &steps(a, of_a), &steps(b, of_b), &rest].concat();
-    let groups = |tile| m.div_ceil(tile) * n.div_ceil(tile);
-    let (kernel, tile) = match a.has_fours() && b.has_fours() {
-        false => (&kernels::GEMM, TILE),
-        true if groups(LARGE_TILE) < ENOUGH => (&kernels::GEMM_FOURS, TILE),
-        true => (&kernels::GEMM_LARGE, LARGE_TILE),
-    };
-    device.run(kernel, [a, b, bias.unwrap_or(b), out], &constants, groups(tile))
+    Ok([&sizes[..], &steps(a, of_a), &steps(b, of_b), &rest].concat())
+}
+
+fn gemm(
+    device: &mut Device,
+    a: (Matrix, Transposed),
+    b: (Matrix, Transposed),
+    bias: Option<Matrix>,
+    out: Matrix,
+    accumulate: Accumulate,
+) -> Result<(), Error> {
+    let constants = constants(a, b, bias, out, accumulate)?;
+    let (a, b) = (a.0, b.0);
+    let (kernel, side) = chosen(out.shape, a, b);
+    let operands = [a, b, bias.unwrap_or(b), out];
+    device.run(kernel, operands, &constants, tiles(out.shape, side))
 }
 
 /// Z = X W^T + b: x `[p, q]`, w `[r, q]`, bias `[1, r]`, z `[p, r]`.

@@ -10,10 +10,17 @@ pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> 
     let distance = |name: &&str| strsim::damerau_levenshtein(found, name);
     let near = |name: &&str| found.len() <= LONGEST && 3 * distance(name) <= found.chars().count();
     // Near in meaning.
-    let cuda = known.clone().find(|name| found == "gpu" && *name == "cuda");
-    let nearest = cuda.or_else(|| known.clone().filter(near).min_by_key(distance));
+    let is_gpu = |name: &&str| found == "gpu" && ["cuda", "wgpu"].contains(name);
+    let mut meant: Vec<_> = known.clone().filter(is_gpu).collect();
+    if meant.is_empty() {
+        meant.extend(known.clone().filter(near).min_by_key(distance));
+    }
+    let meant: Vec<_> = meant.into_iter().map(|name| format!("{name:?}")).collect();
+    let advice = match meant[..] {
+        [] => String::new(),
+        _ => format!("; did you mean {}?", meant.join(" or ")),
+    };
     let all = known.collect::<Vec<_>>().join(", ");
-    let advice = nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest:?}?"));
     Error::setting(key, format!("{found:?} is not known{advice} (known: {all})"))
 }
 

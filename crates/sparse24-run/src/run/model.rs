@@ -318,13 +318,15 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
     let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),
-        (_, Some((refused, error))) => Err(Error::file(
-            path,
-            format!(
-                "its newest checkpoint {} is damaged ({error}); name an older one",
-                refused.display()
-            ),
-        )),
+        (intact, Some((refused, error))) => {
+            let advice = intact.map_or_else(
+                || "it has no other that is intact".to_owned(),
+                |intact| format!("name an older one, such as {}", intact.display()),
+            );
+            let refused = refused.display();
+            let problem = format!("its newest checkpoint {refused} is damaged ({error}); {advice}");
+            Err(Error::file(path, problem))
+        }
         (None, None) => Err(Error::file(path, "has no checkpoint yet")),
     }
 }

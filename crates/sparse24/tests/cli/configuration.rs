@@ -146,7 +146,7 @@ fn a_wrong_flag_is_refused() {
     for (line, pattern) in [
         ("config --preset quikstart", r#"preset*"quikstart"*did you mean "quickstart"*gpt2-1558m"#),
         ("config --method ftsx", r#"method.name*"ftsx"*known: dense"#),
-        ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cuda""#),
+        ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cuda" or "wgpu"?"#),
         ("config --learning-rate 1", "--learning-rate*--set optimizer.learning_rate=VALUE"),
         ("train --batch-size 3", "--batch-size*--set batch.size=VALUE"),
         ("train --resume runs/x", "--resume*sparse24 resume RUN"),

@@ -82,7 +82,8 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
     let named = format!("run: *{}: *byte 100", file(12));
     place.refuses("resume run", 3, &format!("{named}*`sparse24 resume run --fall-back`"));
     for line in ["eval run", "sample run", "export run out"] {
-        place.refuses(line, 3, &named);
+        let older = format!("{named}*name an older one, such as *{}", checkpoint("run", 10));
+        place.refuses(line, 3, &older);
     }
     damage(10);
     let notes = place.notes("resume run --fall-back");
@@ -101,6 +102,7 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
     [4, 8, 10, 12].into_iter().for_each(damage);
     place.refuses("resume run --fall-back", 3, "run: *checkpoint*new run");
     place.refuses("resume run", 3, "run: *newest checkpoint is damaged*no other is intact*new run");
+    place.refuses("eval run", 3, "run: *newest checkpoint*is damaged*no other that is intact");
 }
 
 #[test]

@@ -11,6 +11,7 @@
 mod faults;
 mod full;
 mod kills;
+mod lost;
 mod prepare;
 mod ranks;
 mod run;
