@@ -53,9 +53,9 @@ struct Gelu {
 };
 
 // max(z, 0) - a F(-a) with a = |z| and F the normal distribution: F(-a) is its density at a times
-// Mills' ratio M(a) = t m(t), t = 1 / (1 + 0.35 a), m a minimax fit. Its relative error is at most
-// (1 + 6 a + 0.7 a^2) 2^-24: the rounded exponent of the density errs by as much for large a. Beyond
-// 12.9, F is 2^-125 or 1.
+// Mills' ratio, t m(t) with t = 1 / (1 + 0.35 a) and m a minimax fit. The ratio's relative error is
+// at most (1 + 6 a + 0.7 a^2) 2^-24: for large a, the density's rounded exponent errs by as much.
+// Beyond 12.9, F is 2^-125 or 1.
 struct GeluErf {
     static __device__ __forceinline__ Activated at(float z) {
         constexpr float FIT[7] = {0.11279442f, -0.4661993f, 0.5353697f, 0.017386667f,
