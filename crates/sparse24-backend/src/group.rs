@@ -38,6 +38,14 @@ impl dyn Group + '_ {
         self.exchange(&vec![own; self.world()])
     }
 
+    /// [`Self::all_gather`] of numbers.
+    ///
+    /// # Errors
+    /// Errors of [`Group::exchange`].
+    pub fn all_gather_floats(&mut self, own: &[f32]) -> Result<Vec<Vec<f32>>, Error> {
+        Ok(self.all_gather(&to_bytes(own))?.iter().map(|bytes| to_floats(bytes)).collect())
+    }
+
     /// Returns what rank 0 gives; the bytes of the others are ignored.
     ///
     /// # Errors
@@ -119,8 +127,7 @@ pub fn misfit(what: &str) -> Error {
 }
 
 /// The bytes of values, as groups carry them.
-#[must_use]
-pub fn to_bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn to_bytes(values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; size_of_val(values)];
     let words = bytes.as_chunks_mut().0.iter_mut();
     words.zip(values).for_each(|(word, value)| *word = value.to_le_bytes());
@@ -128,7 +135,6 @@ pub fn to_bytes(values: &[f32]) -> Vec<u8> {
 }
 
 /// The values of bytes.
-#[must_use]
-pub fn to_floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }

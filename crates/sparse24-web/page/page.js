@@ -7,7 +7,7 @@ const seed = Number(asked.get("seed") ?? 1337);
 const isSeed = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 32;
 let stop = Number(asked.get("stop") ?? Infinity);
 const losses = [], flips = [];
-let session, steps, masks, first, running = false, failed = false, step = 0, kept = 0;
+let session, steps, masks, first, running = false, failed = false, step = 0, keptStep = 0;
 
 function problem(text) {
   part("problem").hidden = false;
@@ -22,7 +22,7 @@ function problem(text) {
 function interrupt(error) {
   // What follows a semicolon is advice for the command.
   const [reason] = String(error).split("; ");
-  problem(`The state of step ${kept} is kept in this tab: “Resume” opens the adapter again and continues there. ${reason}`);
+  problem(`The state of step ${keptStep} is kept in this tab: “Resume” opens the adapter again and continues there. ${reason}`);
   failed = true;
   set("run", "Resume");
   for (const id of ["run", "download"]) part(id).disabled = false;
@@ -88,7 +88,7 @@ function drawMask() {
 // Reads the masks, which keeps the state. A dense phase has none, so the last ones stay on the page.
 async function look() {
   const found = await session.masks();
-  kept = step;
+  keptStep = step;
   if (found.names().length === 0) return;
   if (masks && masks !== first) masks.free();
   masks = found;

@@ -3,7 +3,7 @@
 use ndarray::{ArrayView2, ArrayViewMut2, linalg::general_mat_mul};
 use sparse24_core::op::Accumulate;
 
-/// C = A B, or C += A B. None is empty.
+/// C = A B, or C += A B. No operand is empty.
 pub(crate) fn multiply(
     a: ArrayView2<'_, f32>,
     b: ArrayView2<'_, f32>,

@@ -3,7 +3,6 @@
 use super::{Allocated, Trainer};
 use crate::{
     Error,
-    group::{Group, to_bytes, to_floats},
     model::Model,
     nn::{BatchShape, Pass},
     objective::{Evaluation, Metrics},
@@ -41,7 +40,7 @@ impl Trainer {
             outputs.extend(model.outputs(pass)?);
             Ok(())
         })?;
-        Ok((metrics, gather(&mut *self.group, outputs)?))
+        Ok((metrics, self.group.all_gather_floats(&outputs)?.concat()))
     }
 
     fn evaluate_parts(
@@ -71,18 +70,10 @@ impl Trainer {
         }
         // In the order of the sequences, so that the sum does not depend on the ranks.
         let mut metrics = Metrics::default();
-        for &[loss, targets] in gather(&mut *self.group, parts)?.as_chunks().0 {
+        for &[loss, targets] in self.group.all_gather_floats(&parts)?.concat().as_chunks().0 {
             metrics.loss_sum += f64::from(loss);
             metrics.targets += targets as usize;
         }
         Ok(metrics)
     }
-}
-
-/// The values of all ranks, one after the other.
-fn gather(group: &mut dyn Group, own: Vec<f32>) -> Result<Vec<f32>, Error> {
-    if group.world() == 1 {
-        return Ok(own);
-    }
-    Ok(to_floats(&group.all_gather(&to_bytes(&own))?.concat()))
 }

@@ -19,7 +19,7 @@ use crate::{
         op::{Add, Copy},
         reduce::{received_elements, stages},
     },
-    group::{Group, misfit, to_bytes, to_floats},
+    group::{Group, misfit},
     nn::{Parameters, Pass},
     objective::Objective,
 };
@@ -164,11 +164,9 @@ impl Trainer {
         let own = own()?.concat();
         let counts = targets.iter().map(|&targets| targets as f32);
         let own: Vec<f32> = own.into_iter().chain(counts).collect();
-        let all = group.all_gather(&to_bytes(&own))?;
         let mut shared = Shared { losses: Vec::new() };
         targets.clear();
-        for of_rank in all {
-            let of_rank = to_floats(&of_rank);
+        for of_rank in group.all_gather_floats(&own)? {
             let (losses, counts) =
                 of_rank.split_at_checked(rows).ok_or_else(|| misfit("losses"))?;
             shared.losses.extend(losses);
