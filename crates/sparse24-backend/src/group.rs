@@ -38,7 +38,7 @@ impl dyn Group + '_ {
         self.exchange(&vec![own; self.world()])
     }
 
-    /// [`Self::all_gather`] of numbers.
+    /// [`all_gather`](#method.all_gather) of numbers.
     ///
     /// # Errors
     /// Errors of [`Group::exchange`].
