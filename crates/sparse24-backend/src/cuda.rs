@@ -98,7 +98,7 @@ struct Scratch {
     report: Option<Matrix<u8>>,
 }
 
-/// A contiguous matrix of scratch, which only grows; its contents are left over.
+/// A contiguous matrix of scratch, which only grows; its contents are unspecified.
 fn grown<T: Scalar>(
     gpu: &mut Gpu,
     scratch: &mut Option<Matrix<T>>,
@@ -135,7 +135,7 @@ pub fn capabilities() -> Capabilities {
 }
 
 impl CudaBackend {
-    /// Opens a GPU and allocates little.
+    /// Opens a GPU. Tensors are allocated later.
     ///
     /// # Errors
     /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic

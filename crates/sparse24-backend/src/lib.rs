@@ -7,8 +7,8 @@
 //!   backend recognizes the sequence.
 //! - The numbers that change from step to step live on the device
 //!   ([`StepState`]); random numbers are addressed by (seed, site, micro-step, step).
-//! - Sums run in a fixed order: the same plan, build and device give the same bits. Masks, patterns
-//!   and sampled indices are the same bits on every backend.
+//! - Sums run in a fixed order: the same plan, build and device give the same bits. From equal
+//!   inputs, every backend computes the same masks, patterns and sampled indices.
 //! - A non-finite training loss or gradient raises a sticky flag that turns [`op::OptimizerStep`]
 //!   into a no-op until it is reported.
 //!
@@ -64,7 +64,7 @@ pub struct StepReport {
     pub losses: Vec<f32>,
     /// The L2 norm of all gradients, before clipping.
     pub grad_norm: f32,
-    /// The reason for the flag, if it is up; the report lowers it.
+    /// The cause of the flag, if it is raised; reading the report clears it.
     pub non_finite: Option<NonFinite>,
 }
 
@@ -85,7 +85,7 @@ pub struct Device {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 pub enum Arithmetic {
-    /// The device's usual arithmetic: [`Self::F32`] on a CPU, [`Self::Bf16`] on a GPU.
+    /// The device's usual arithmetic: [`Self::Bf16`] with CUDA, [`Self::F32`] otherwise.
     #[default]
     Native,
     /// f32 throughout.
@@ -317,7 +317,7 @@ pub trait Backend: Memory + Send {
     fn fused(&mut self, _: &[Op<'_>]) -> Result<usize, Error> {
         Ok(0)
     }
-    /// Does `work`, or replays what it did before under the same number. It must be the same
+    /// Runs `work`, or replays what it did before under the same id. `work` must execute the same
     /// operations on the same handles every time, without host reads or writes; only the contents
     /// of buffers and the step state may change. Scalars in operations are frozen at the capture.
     fn graph(
@@ -336,8 +336,8 @@ pub trait Backend: Memory + Send {
     /// sum |a - b| in f64, in a fixed order.
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error>;
 
-    /// Prepares [`Backend::reduce`] between the ranks of a group, and returns how gradients will
-    /// travel, in words that are the same on all ranks, where there is a choice. Without this call
+    /// Prepares [`Backend::reduce`] between the ranks of a group. If gradients can travel in more
+    /// than one way, describes the one chosen, in the same words on all ranks. Without this call,
     /// they travel through host memory.
     ///
     /// # Errors

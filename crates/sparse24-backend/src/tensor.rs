@@ -7,8 +7,8 @@ use core::ops::Range;
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// The type in which the device stores activations and their gradients: bf16 on a GPU, f32 on a
-    /// CPU unless it mimics a GPU. The host reads and writes f32.
+    /// The type in which the device stores activations and their gradients: bf16 with CUDA, f32
+    /// otherwise (rounded to bf16 if a CPU mimics CUDA). The host reads and writes f32.
     Activation,
     /// Token ids, lengths.
     U32,

@@ -85,7 +85,7 @@ pub fn placement(number: usize) -> Placement {
 /// The limits on the adapter of this number, before it is opened; `None` if there are no adapters.
 ///
 /// # Errors
-/// [`Error::Device`] if there are others only.
+/// [`Error::Device`] if there are adapters, but none with this number.
 pub fn device_capabilities(number: usize) -> Result<Option<Capabilities>, Error> {
     match Gpu::largest_on(number) {
         Ok(bytes) => Ok(Some(with_tensors_of(bytes))),

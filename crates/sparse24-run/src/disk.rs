@@ -62,7 +62,7 @@ fn open_changed(path: &Path, how: As) -> io::Result<File> {
     move_to(&aside, path)?;
     let file = open_file(path, how)?;
     if has_other_names(&file)? {
-        return Err(io::Error::other("it has another name again"));
+        return Err(io::Error::other("another process keeps adding hard links to it"));
     }
     Ok(file)
 }

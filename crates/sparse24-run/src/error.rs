@@ -37,7 +37,7 @@ pub enum Error {
     },
     /// Too little disk space; nothing was written.
     #[error(
-        "{}: {what} need {} of disk space, {} are free; free some space",
+        "{}: {what} need {} of disk space, but only {} are free; free some space",
         path.display(),
         mebibytes(*needed),
         mebibytes(*free)
@@ -112,8 +112,8 @@ pub enum Error {
     Train(sparse24_train::Error),
     /// Ranks of a run hold different weights, moments or masks; nothing was written.
     #[error(
-        "step {step}: {tensor} differs on {ranks}, so a memory or a device has failed; resume \
-            the run without it"
+        "step {step}: {tensor} differs on {ranks}, so memory or a device has failed there; resume \
+            on other hardware"
     )]
     Disagreement {
         /// Optimizer steps done.
@@ -167,8 +167,8 @@ pub enum Error {
     },
     /// The loss is far above the previous ones.
     #[error(
-        "step {step}: the loss {loss} lies {z:.1} standard deviations above {mean}, the mean of \
-            the {window} before it, run.spike_z allows {allowed}; training stopped after the \
+        "step {step}: the loss {loss} is {z:.1} standard deviations above {mean}, the mean of the \
+            {window} before it, but run.spike_z allows only {allowed}; training stopped after the \
             step, {}",
         consequence(*kept)
     )]

@@ -18,11 +18,11 @@ function problem(text) {
   part("run").disabled = true;
 }
 
-// After a failure, such as the loss of the GPU, the run can be resumed from the step of the last look.
+// After a failure, such as the loss of the GPU, the run can be resumed from the last kept state.
 function interrupt(error) {
   // What follows a semicolon is advice for the command.
   const [reason] = String(error).split("; ");
-  problem(`The state of step ${keptStep} is kept in this tab: “Resume” opens the adapter again and continues there. ${reason}`);
+  problem(`${reason}. The state of step ${keptStep} is kept in this tab: press “Resume” to continue from there.`);
   failed = true;
   set("run", "Resume");
   for (const id of ["run", "download"]) part(id).disabled = false;
@@ -85,7 +85,7 @@ function drawMask() {
   set("changed", `${(100 * differ / kept.length).toFixed(1)} % of this mask's bits differ from step 0.`);
 }
 
-// Reads the masks, which keeps the state. A dense phase has none, so the last ones stay on the page.
+// Reads the masks and keeps the run's state. A dense phase has no masks, so the old ones stay.
 async function look() {
   const found = await session.masks();
   keptStep = step;

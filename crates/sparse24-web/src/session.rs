@@ -79,8 +79,8 @@ impl Session {
         Ok(Self { trainer, text: Text::new(seed.into()), arrivals, kept: None })
     }
 
-    /// Opens the adapter again, for instance after its loss, and returns to the last state that
-    /// [`Session::masks`] has read, whose step it returns.
+    /// Opens the adapter again, for instance after its loss, restores the state that the last
+    /// [`Session::masks`] kept, and returns its step.
     pub async fn reopen(&mut self) -> Result<u32, JsError> {
         let (trainer, arrivals) = opened(self.trainer.recipe().seed).await?;
         (self.trainer, self.arrivals) = (trainer, arrivals);

@@ -43,7 +43,7 @@ struct Constants {
 @group(0) @binding(3) var<storage, read> k: array<Part>;
 @group(0) @binding(4) var<storage, read> v: array<Part>;
 
-// For each row of the other operand, one number per row of the workgroup, by fours.
+// [32 rows of the other operand, 32 rows of the workgroup], stored as vec4s.
 var<workgroup> first_tile: array<vec4<f32>, 256>;
 var<workgroup> second_tile: array<vec4<f32>, 256>;
 

@@ -18,13 +18,13 @@ const OF_K: u32 = 128u;
 const OF_O: u32 = 256u;
 const OF_V: u32 = 384u;
 
-// Where four of a row's sixteen staged columns are, by their part, 0 to 3. Eight rows at a distance
-// of four lie in different banks, and so do eight consecutive rows.
+// Index of part 0 to 3, four columns each, of a staged row. Eight rows that are four apart lie in
+// different banks, and so do eight consecutive rows.
 fn staged_at(row: u32, part: u32) -> u32 {
     return 32u * part + 8u * (row % 4u) + ((row / 4u) ^ (2u * (row % 4u)));
 }
 
-// Where the four rows from 4 * `rows` on are, in part 0.
+// Indices of the rows 4 * `rows` to 4 * `rows` + 3, in part 0.
 fn staged_rows(rows: u32) -> vec4<u32> {
     return vec4<u32>(rows, 8u + (rows ^ 2u), 16u + (rows ^ 4u), 24u + (rows ^ 6u));
 }
@@ -82,7 +82,7 @@ fn stage(n: u32, j: u32, task: u32, first_query: u32, first_key: u32) {
     staged[OF_V + to] = v_four(c.v_offset + column + key * c.v_stride, at);
 }
 
-// The scores of four queries and four keys, by their indices among 32 of each, in fours.
+// The scores of four queries from 4 * query_rows on and four keys from 4 * key_rows on.
 fn scores(
     t: u32, task: u32, first_query: u32, first_key: u32, query_rows: u32, key_rows: u32, limit: u32,
 ) -> Scores {

@@ -1,4 +1,4 @@
-// gemm: C[m,n] = A[m,k] B[k,n] + bias, or C += it
+// gemm: C[m,n] = A[m,k] B[k,n] + bias, or C += A B + bias
 // in   A, B f32, as gemm_singles or gemm_fours reads them; bias f32 [n]
 // out  C f32 [m,n], overwritten and never read, or added to
 // pre  output tiles of 8 LANES rows and columns, a workgroup each
@@ -25,7 +25,7 @@ struct Constants {
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
-// The operands of an output tile: 16 values of k by 8 LANES rows or columns, the latter by fours.
+// The operands of an output tile: [16 values of k, 8 LANES rows or columns], stored as vec4s.
 const WIDTH: u32 = 2u * LANES;
 var<workgroup> a_tile: array<vec4<f32>, 16u * WIDTH>;
 var<workgroup> b_tile: array<vec4<f32>, 16u * WIDTH>;

@@ -1,4 +1,4 @@
-// cross_entropy: the loss of a row of logits, which is overwritten with its gradient
+// cross_entropy: the loss of each row of logits; overwrites the logits with its gradient
 // in   targets u32 [p]; a target of 0xffffffff contributes nothing; if rows are mixed, second
 //      targets u32 [p] and the shares of the first targets f32 [p]
 // out  logits f32 [p,V], in place; losses f32 [p], overwritten

@@ -20,8 +20,8 @@ struct Constants {
     beta1: f32,
     beta2: f32,
     epsilon: f32,
-    // Factors of w in the gradient (coupled) and beside the step (decoupled): of all weights, then
-    // what is added for pruned ones.
+    // Weight decay in the gradient (coupled) and beside the step (decoupled); the masked factors
+    // are added to these for pruned weights.
     coupled: f32,
     decoupled: f32,
     masked_coupled: f32,

@@ -1,6 +1,6 @@
 // gather_rows: row i of out = row rows[i] of x, or zeros if x has no such row
 // scatter_rows: row rows[i] of out = row i of x; other rows keep their values
-// in   x, bits [n,d]; rows u32: row numbers, all different; those from `limit` on are no rows
+// in   x, bits [n,d]; rows u32: distinct row numbers; one that is `limit` or more has no row
 // out  out, bits [m,d]
 // ref  sparse24_cpu::rows, bit for bit
 

@@ -91,7 +91,7 @@ fn soft_times_uniform(word: vec4<u32>, x: vec4<u32>) -> vec4<u32> {
     let exponent = soft_exponent(x) + bits;
     let dropped = bits + splat(49u) - min(exponent, splat(49u));
     let scale = max(exponent, splat(49u)) - splat(48u);
-    // The product is held exactly where its last bits are a sticky one.
+    // Where more than 48 bits are dropped, `low` counts only as a sticky bit.
     let far = min(max(dropped, splat(48u)) - splat(48u), splat(24u));
     let near = min(max(dropped, splat(24u)) - splat(24u), splat(24u));
     let joined = (high << (splat(24u) - near)) | (low >> near);

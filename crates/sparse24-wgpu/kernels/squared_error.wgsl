@@ -1,4 +1,4 @@
-// squared_error: the loss (z - t)^2 of a row, which is overwritten with its gradient
+// squared_error: the loss (z - t)^2 of each row; overwrites z with its gradient
 // in   targets, the bits of f32 t [p]; a target of 0xffffffff contributes nothing
 // out  z f32 [p,1], in place; losses f32 [p], overwritten
 // pre  an invocation per row

@@ -20,7 +20,7 @@ pub struct Embed {
     pub rows: Matrix,
 }
 
-/// The ids, followed by their positions sorted by id, then position.
+/// The ids, followed by their indices, sorted by id and then by index.
 #[must_use]
 pub fn with_order(ids: &[u32]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();

@@ -8,8 +8,8 @@ use crate::Matrix;
 pub enum Error {
     /// The machine has no such adapter.
     #[error(
-        "no GPU adapter {number}: found {}; install the GPU's driver for Vulkan, Metal or \
-         Direct3D 12, or choose one of those",
+        "no GPU adapter {number} (found: {}); choose another number, or install the GPU's driver \
+         for Vulkan, Metal or Direct3D 12",
         listed(.found)
     )]
     NoAdapter {

@@ -1,7 +1,7 @@
 //! Dense products: the three products of a linear layer.
 //!
 //! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Each element is
-//! one sum over ascending k, so its bits depend on the device alone.
+//! one sum over ascending k, so its bits do not depend on the size of the output tile.
 
 use sparse24_core::op::Accumulate;
 
@@ -15,7 +15,7 @@ use crate::{
 mod speed;
 
 /// Rows and columns of an output tile, the part of C that a workgroup computes. The larger size
-/// reads less, but needs more tiles to occupy a GPU; the bits are the same.
+/// reads less, but only a large product has enough such tiles to occupy a GPU.
 const TILE: usize = 64;
 const LARGE_TILE: usize = 128;
 /// Number of large output tiles that occupies any current GPU.
@@ -122,7 +122,7 @@ pub fn linear_dgrad(device: &mut Device, dz: Matrix, w: Matrix, dx: Matrix) -> R
     gemm(device, (dz, Transposed::No), (w, Transposed::No), None, dx, Accumulate::Overwrite)
 }
 
-/// dW = dZ^T X, or dW += it: dz `[p, r]`, x `[p, q]`, dw `[r, q]`.
+/// dW = dZ^T X, or dW += dZ^T X: dz `[p, r]`, x `[p, q]`, dw `[r, q]`.
 ///
 /// # Errors
 /// Like [`linear_forward`].

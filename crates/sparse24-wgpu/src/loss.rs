@@ -88,8 +88,8 @@ fn row_constants(
 
 /// The mean of the cross-entropies of a span's first and last token, for each of n sequences: the
 /// softmax of column 0 and of column 1 of logits `[p, 2]` over the first `lengths[i]` of its p / n
-/// tokens. The first target of a sequence that is not `u32::MAX` is at the span's first token, and
-/// its value is the position of the last token. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
+/// tokens. Of a sequence's targets, the first that is not `u32::MAX` marks the span's first token,
+/// and its value is the position of the last. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
 ///
 /// # Errors
 /// Like [`cross_entropy`].

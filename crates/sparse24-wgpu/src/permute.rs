@@ -2,7 +2,8 @@
 
 use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
 
-/// out = the two largest magnitudes that the row-wise `mask` keeps, of every four rows in `order`.
+/// In each column, out keeps the two largest magnitudes of every four rows in `order`, among the
+/// elements that the row-wise `mask` keeps.
 ///
 /// w `[r, q]`; `order` `[1, 2r]` has the order of rows, each once, and then the place of every row
 /// in it.

@@ -26,7 +26,7 @@ pub fn scale_grad_scratch(shape: [usize; 2]) -> usize {
     (shape[0] * shape[1]).div_ceil(BLOCK)
 }
 
-/// ds = the sum of x * dout, or ds += it: x and dout `[n, d]`, ds `[1, 1]`.
+/// ds = sum(x * dout), or ds += sum(x * dout): x and dout `[n, d]`, ds `[1, 1]`.
 ///
 /// # Errors
 /// Like [`scale`].

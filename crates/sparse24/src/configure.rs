@@ -103,7 +103,7 @@ impl Configure {
 /// The backend of a model that is not trained.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Computing {
-    /// Backend: cpu, cuda or wgpu, with its first GPU and its own arithmetic [default: the run's]
+    /// Backend: cpu, cuda or wgpu, on GPU 0 and in native arithmetic [default: the run's settings]
     #[arg(long)]
     backend: Option<String>,
     /// One setting of the backend, e.g. `backend.gpu=1`; may be repeated

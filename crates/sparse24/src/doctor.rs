@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Folder where runs would be written
     #[arg(long, default_value = "runs")]
     out: PathBuf,
-    /// Index of the GPU to open, in the driver's order; one that no backend can open is a problem
+    /// Index of the GPU to open, in the driver's order; exits with 1 if no backend can open it
     /// [default: 0, if there is one]
     #[arg(long, value_name = "NUMBER")]
     gpu: Option<usize>,

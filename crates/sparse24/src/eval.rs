@@ -132,7 +132,7 @@ struct Report {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.predictions.is_some() && args.runs.len() > 1 {
-        let problem = "--predictions: holds the answers of one run; name one";
+        let problem = "--predictions: writes the answers of a single run; name only one";
         return Err(Failure::new(Exit::Usage, problem));
     }
     let predictions = args.predictions.as_deref().map(disk::destination).transpose()?;

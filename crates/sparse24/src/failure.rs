@@ -117,7 +117,7 @@ impl From<clap::Error> for Failure {
                 name => config::meant(name).map(|key| format!("the setting `--set {key}=VALUE`")),
             };
             if let Some(meant) = meant {
-                return Self::new(Exit::Usage, format!("{found} is not an option; it is {meant}"));
+                return Self::new(Exit::Usage, format!("{found} is not an option; use {meant}"));
             }
         }
         let mut text = error.to_string();

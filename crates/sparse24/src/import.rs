@@ -29,7 +29,7 @@ pub(crate) struct Args {
     path: PathBuf,
     /// Run directory to create
     out: PathBuf,
-    /// Tokenizer of the model [default: the folder's, or that of the vocabulary size]
+    /// Tokenizer of the model [default: the folder's, or the one that the vocabulary size implies]
     #[arg(long, value_parser = choice::tokenizer())]
     tokenizer: Option<TokenizerKind>,
     /// Keep the head of a model that was fine-tuned for this task [default: leave it out]

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let Some(tokenizer) = model.tokenizer.take() else {
         let run = args.which.run.display();
-        let problem = format!("{run} has no tokenizer.json, so it knows token ids, not text");
+        let problem = format!("{run} has no tokenizer.json, so it cannot read or write text");
         return Err(Failure::new(Exit::Input, problem));
     };
     let config = model.config.clone();

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let vocabulary = recipe.model.vocabulary();
     let Some(tokenizer) = model.tokenizer.take() else {
-        let problem = format!("{run} has no tokenizer.json, so it knows token ids, not text");
+        let problem = format!("{run} has no tokenizer.json, so it cannot read or write text");
         return Err(Failure::new(Exit::Input, problem));
     };
     debug_assert!(tokenizer.vocabulary() as usize <= vocabulary);

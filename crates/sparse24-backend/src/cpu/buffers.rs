@@ -135,7 +135,7 @@ pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
     .expect("a handle lies within its buffer")
 }
 
-/// A `[rows, columns]` view of scratch, which only grows; its contents are left over.
+/// A `[rows, columns]` view of scratch, which only grows; its contents are unspecified.
 pub(super) fn scratch_view(
     scratch: &mut Vec<f32>,
     (rows, columns): (usize, usize),

@@ -81,7 +81,7 @@ impl Buffers {
     pub(super) fn tall_floats(&self, t: Tensor) -> Matrix<f32> {
         match &self.0[t.buffer].data {
             Data::F32(whole) => *whole,
-            _ => panic!("{} is no gradient", self.0[t.buffer].name),
+            _ => panic!("{} is not a gradient", self.0[t.buffer].name),
         }
     }
 
@@ -94,7 +94,7 @@ impl Buffers {
     pub(super) fn tall_copy_of(&self, t: Tensor) -> Matrix<bf16> {
         match &self.0[t.buffer].data {
             Data::Weight { copy, .. } => *copy,
-            _ => panic!("{} is no weight", self.0[t.buffer].name),
+            _ => panic!("{} is not a weight", self.0[t.buffer].name),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Errors of the kernels: with advice where memory is short; the ones that no setting mends are
-//! defects.
+//! Converts errors of the kernels: adds advice if memory runs out, and marks those that no setting
+//! can fix as defects.
 
 use sparse24_cuda::Error as Refusal;
 

@@ -59,7 +59,7 @@ impl CudaBackend {
             let queued = work(self).and_then(|()| self.end_segment(&[]));
             let segments = self.capture.take().unwrap_or_default();
             if queued.is_err() {
-                // What was captured of it is not wanted.
+                // Discards the incomplete capture.
                 let _ = self.gpu.end_capture();
             }
             queued?;

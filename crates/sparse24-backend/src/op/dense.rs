@@ -207,8 +207,8 @@ pub struct AttentionForward {
     pub k: Tensor,
     /// Values.
     pub v: Tensor,
-    /// Keys of each sequence that are no padding, u32 `[batch, 1]`; all if absent. A query without
-    /// a key has output 0 and no gradient.
+    /// Number of keys of each sequence that are not padding, u32 `[batch, 1]`; all if absent. A
+    /// query without a key has output 0 and no gradient.
     pub lengths: Option<Tensor>,
     /// Dropout of the probabilities.
     pub dropout: Option<AttentionDropout>,
@@ -223,9 +223,9 @@ pub struct AttentionForward {
 pub struct AttentionDropout {
     /// Probability and random stream; probabilities are numbered as `[batch, heads, Tq, Tk]`.
     pub drawn: Dropout,
-    /// u32 `[batch * heads, shape.tile_words()]`: where the forward pass leaves which it keeps, in
-    /// the backend's own order, for the backward pass. Without columns unless the backend
-    /// [reads it](crate::Capabilities::reads_kept).
+    /// u32 `[batch * heads, shape.tile_words()]`: which probabilities are kept, written by the
+    /// forward pass in the backend's own order and read by the backward pass. Has no columns unless
+    /// the backend [reads it](crate::Capabilities::reads_kept).
     pub kept: Tensor,
 }
 
@@ -278,12 +278,13 @@ pub enum TargetLoss {
     },
     /// (z - t)^2 of their only column z, V = 1, where a target has the bits of the f32 t.
     SquaredError,
-    /// The mean of the cross-entropies of a span's first and last token, V = 2: those of the
-    /// softmax of column 0 and of column 1 over the tokens of a sequence that are no padding. The
-    /// first target of a sequence that is not ignored is at the first token, and is the position of
-    /// the last one; a sequence without one contributes nothing. All logits are held at once.
+    /// The mean of the cross-entropies of a span's first and last token, V = 2: of the softmax of
+    /// column 0 and of column 1 over the tokens of a sequence that are not padding. Of a sequence's
+    /// targets, the first that is not ignored marks the span's first token, and its value is the
+    /// position of the last; a sequence without one contributes nothing. All logits are held at
+    /// once.
     Span {
-        /// Tokens of each sequence that are no padding `[n, 1]`; sequences have p / n tokens.
+        /// Number of tokens of each sequence that are not padding `[n, 1]`; each has p / n tokens.
         lengths: Tensor,
     },
 }

@@ -59,7 +59,7 @@ pub struct CompressWeight {
     pub out: Weight24,
 }
 
-/// Which products a mask makes 2:4; on a GPU the others multiply S(w) densely.
+/// Which products a mask makes 2:4. CUDA multiplies S(w) densely in the others, and wgpu in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Orientation {
     /// Forward and dgrad: the mask is transposable.

@@ -48,7 +48,7 @@ pub struct GradNorm {
 }
 
 /// One step of the optimizer for every row of a table, clipped by the norm of [`GradNorm`], with
-/// masked decay; a no-op while the flag is up.
+/// masked decay; a no-op while the flag is raised.
 #[derive(Debug, Clone, Copy)]
 pub struct OptimizerStep<'a> {
     /// Table of the optimizer.
@@ -60,7 +60,7 @@ pub struct OptimizerStep<'a> {
 }
 
 /// average = decay average + (1 - decay) w, every operation rounded to f32; a no-op while the flag
-/// is up.
+/// is raised.
 #[derive(Debug, Clone, Copy)]
 pub struct MovingAverage {
     /// A weight after its step.

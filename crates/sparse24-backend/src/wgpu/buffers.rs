@@ -65,7 +65,7 @@ impl Buffers {
     /// The ids of a tensor and their order, `[2, p]`, which are uploaded together.
     pub(super) fn ordered(&self, t: Tensor) -> Matrix {
         let Buffer { name, dtype, whole } = &self.0[t.buffer];
-        assert!(*dtype == DType::U32 && t.shape[1] == t.stride, "{name} is no tensor of ids");
+        assert!(*dtype == DType::U32 && t.shape[1] == t.stride, "{name} does not hold ids");
         Matrix { offset: t.offset, shape: [2, t.elements()], ..*whole }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, ModelKind, preset, unknown, unknown::refuse};
+use super::{Config, ModelConfig, ModelKind, preset, unknown, unknown::refuse};
 use crate::{
     Error,
     data::{FEWEST, TokenizerKind},
@@ -370,6 +370,9 @@ impl Config {
     /// [`Error::Setting`] for an unknown method or choices that contradict each other.
     pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
         let Self { model, optimizer, batch, .. } = self;
+        let &ModelConfig { layers, heads, d_model, sequence_length, activation, sparsify, .. } =
+            model;
+        let label_smoothing = model.label_smoothing;
         let method = self.method_value()?;
         // Rounded down to whole tiles, but at least one.
         let narrowed = model.d_ff as u64 * u64::from(method.width.numerator())
@@ -381,30 +384,30 @@ impl Config {
             Labels::Named(_) | Labels::Found => Prediction::Class(self.task.outputs),
         });
         let bert = BertSpec {
-            layers: model.layers,
-            heads: model.heads,
-            d_model: model.d_model,
+            layers,
+            heads,
+            d_model,
             d_ff,
-            sequence_length: model.sequence_length,
+            sequence_length,
             vocabulary,
-            activation: model.activation,
-            sparsify: model.sparsify,
+            activation,
+            sparsify,
             mask_probability: MASKED,
-            pooler: model.d_model,
+            pooler: d_model,
             prediction,
         };
         Ok(Recipe {
             model: match model.kind {
                 ModelKind::Gpt2 => ModelSpec::Gpt2(Gpt2Spec {
-                    layers: model.layers,
-                    heads: model.heads,
-                    d_model: model.d_model,
+                    layers,
+                    heads,
+                    d_model,
                     d_ff,
-                    sequence_length: model.sequence_length,
+                    sequence_length,
                     vocabulary,
-                    activation: model.activation,
+                    activation,
                     bias: if model.bias { Bias::Present } else { Bias::Absent },
-                    sparsify: model.sparsify,
+                    sparsify,
                     prediction,
                 }),
                 ModelKind::Bert => ModelSpec::Bert(bert),
@@ -412,28 +415,28 @@ impl Config {
                     ModelSpec::CrammedBert(BertSpec { pooler: CRAMMED_POOLER, ..bert })
                 }
                 ModelKind::Deit => ModelSpec::Deit(DeitSpec {
-                    layers: model.layers,
-                    heads: model.heads,
-                    d_model: model.d_model,
+                    layers,
+                    heads,
+                    d_model,
                     d_ff,
                     image_size: model.image_size,
                     patch_size: model.patch_size,
                     classes: vocabulary,
-                    activation: model.activation,
-                    sparsify: model.sparsify,
+                    activation,
+                    sparsify,
                     drop_path: model.drop_path,
-                    label_smoothing: model.label_smoothing,
+                    label_smoothing,
                 }),
                 ModelKind::Transformer => ModelSpec::Transformer(TransformerSpec {
-                    layers: model.layers,
-                    heads: model.heads,
-                    d_model: model.d_model,
+                    layers,
+                    heads,
+                    d_model,
                     d_ff,
-                    sequence_length: model.sequence_length,
+                    sequence_length,
                     vocabulary,
-                    activation: model.activation,
-                    sparsify: model.sparsify,
-                    label_smoothing: model.label_smoothing,
+                    activation,
+                    sparsify,
+                    label_smoothing,
                 }),
             },
             method,

@@ -108,7 +108,7 @@ impl Shard {
             let (found, count) = (number(4).unwrap_or(0), number(8).unwrap_or(0));
             if found != version {
                 return refuse(format!(
-                    "llm.c's magic {magic} comes with version {version}, found {found}"
+                    "has llm.c's magic {magic}, so expected version {version}, found {found}"
                 ));
             }
             (LLM_C_HEADER, u64::from(count), width)
@@ -531,7 +531,7 @@ mod tests {
             fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
             assert!(refusal(&path, None).contains("1 bytes are missing"));
             fs::write(&path, &bytes[..7]).unwrap();
-            assert!(refusal(&path, None).contains("comes with version"));
+            assert!(refusal(&path, None).contains("so expected version"));
             bytes[4] = 9;
             fs::write(&path, &bytes).unwrap();
             assert!(refusal(&path, None).contains("found 9"));

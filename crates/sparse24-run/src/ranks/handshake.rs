@@ -176,7 +176,7 @@ pub(super) fn connect(stream: &TcpStream, secret: &Secret, hello: &Hello) -> io:
     timed.send("hello", secret, &nonces, hello)?;
     timed.receive("answer", secret, &nonces).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            io::Error::other("it closed the connection, as it does for another secret")
+            io::Error::other("it closed the connection, probably because its secret differs")
         }
         _ => error,
     })

@@ -515,7 +515,7 @@ impl Drop for Acceptor {
 /// Whether a rank that knows the secret belongs here.
 fn judge(hello: &Hello, own: &Hello, seen: &mut [bool]) -> Answer {
     let refused = if hello.run != own.run {
-        Some(format!("it belongs to the start {:?}, this is {:?}", hello.run, own.run))
+        Some(format!("it belongs to another start of the run: {:?}, not {:?}", hello.run, own.run))
     } else if hello.world != own.world {
         Some(format!(
             "expected {} ranks as rank {} does, found {}",

@@ -144,9 +144,9 @@ fn a_port_that_is_attacked_serves_the_ranks() {
         joining.secret = Secret::new("another");
         joining.wait = Duration::from_secs(1);
     });
-    assert!(error.contains("does not answer") && error.contains("another secret"), "{error}");
+    assert!(error.contains("does not answer") && error.contains("its secret differs"), "{error}");
     let error = refused(1, |placement, _| placement.run = "second".to_owned());
-    assert!(error.contains("belongs to the start \"second\", this is \"first\""), "{error}");
+    assert!(error.contains("another start of the run: \"second\", not \"first\""), "{error}");
     let error = refused(1, |placement, _| placement.world = 3);
     assert!(error.contains("expected 2 ranks as rank 0 does, found 3"), "{error}");
     let error = refused(2, |placement, _| placement.world = 2);

@@ -64,7 +64,10 @@ impl Model {
     /// [`Self::read`].
     pub fn read_best(run: &Path) -> Result<Self, Error> {
         if !run.join(CONFIG).is_file() {
-            return Err(Error::file(run, "is not a run directory, which has a best checkpoint"));
+            return Err(Error::file(
+                run,
+                "is not a run directory; only a run has a best checkpoint",
+            ));
         }
         let confined = confine(run)?;
         let metrics = MetricsLog::read(&run.join(METRICS))?;

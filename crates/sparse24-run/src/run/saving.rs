@@ -146,7 +146,7 @@ pub(super) fn check_space(
     let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
     let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
     disk::check_room(run, needed, || {
-        format!("{most} more checkpoints, as run.keep_last, run.keep_every and the switch ask for,")
+        format!("{most} more checkpoints (run.keep_last, run.keep_every, ends of sparse phases)")
     })
 }
 

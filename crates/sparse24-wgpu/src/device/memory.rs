@@ -46,10 +46,10 @@ struct Piece {
     words: Range<usize>,
 }
 
-/// Most words of a stage: the state of a run may exceed what one buffer can hold.
+/// Maximum words of a staging buffer: the state of a run may exceed what one buffer can hold.
 const STAGE: usize = 64 << 20;
 
-/// Most words of uploads that wait in the driver's memory.
+/// Maximum words of uploads that wait in the driver's memory.
 const UPLOADS: usize = 16 << 20;
 
 /// Little-endian bytes.
@@ -96,7 +96,7 @@ impl Copied {
         let lost = |error: &dyn std::error::Error| Error::Lost(error.to_string());
         let wait = wgpu::PollType::Wait { submission_index: submission, timeout: None };
         let waited = waited(|| device.poll(wait));
-        // What was reported says more than the wait.
+        // A failure that was reported earlier is more specific than that of the wait.
         failure.check(|| held)?;
         waited?;
         let mut read: Vec<_> = parts.iter().map(|&m| Vec::with_capacity(span(m))).collect();

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::Device;
 use crate::{Error, Matrix};
 
-/// Most commands of a submission: a driver may end a submission that takes seconds.
+/// Maximum commands per submission: a driver may end a submission that takes seconds.
 pub(super) const SUBMITTED: usize = 128;
 
 /// One piece of work.

@@ -84,7 +84,7 @@ impl TryFrom<Merged> for Bpe {
             let has_parts = (1..bytes.len())
                 .any(|at| ids.contains_key(&bytes[..at]) && ids.contains_key(&bytes[at..]));
             if !has_parts {
-                return Err(format!("the token {id}, {piece:?}, is not two tokens before it"));
+                return Err(format!("the token {id}, {piece:?}, does not join two earlier tokens"));
             }
             if let Some(other) = ids.insert(bytes.clone(), id) {
                 return Err(format!("the tokens {other} and {id} are both {piece:?}"));
@@ -267,7 +267,7 @@ mod tests {
     fn vocabularies_that_no_training_makes_are_refused() {
         for (pieces, expected) in [
             (&["ab", "ab"][..], "the tokens 260 and 261 are both"),
-            (&["abc"], "is not two tokens before it"),
+            (&["abc"], "does not join two earlier tokens"),
             (&["a"], "not 2 to 64 bytes"),
             (&["a\u{3b1}"], "not 2 to 64 bytes"),
             (&["a".repeat(65).as_str()], "not 2 to 64 bytes"),
