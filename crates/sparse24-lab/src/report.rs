@@ -11,7 +11,6 @@
 //! is missing; contents of files are text in it, never markup.
 
 use std::{
-    fs,
     io::Read as _,
     path::{Path, PathBuf},
 };
@@ -338,8 +337,9 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
 /// The first run of each arm, in the order of the study or of lambda, and the number of the others.
 fn first_runs(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     let inside = |folder: &Path| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        // Neither a file nor a link has names.
+        let names = disk::names(folder).unwrap_or_default().into_iter();
+        let mut paths: Vec<PathBuf> = names.map(|name| folder.join(name)).collect();
         paths.sort_by_cached_key(|path| record::natural(&path.to_string_lossy()));
         paths
     };
@@ -353,7 +353,8 @@ fn first_runs(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     });
     let (mut runs, mut left_out) = (Vec::new(), 0);
     for arm in arms {
-        let mut seeds = inside(&arm).into_iter().filter(|run| run.join("config.toml").is_file());
+        let mut seeds =
+            inside(&arm).into_iter().filter(|run| disk::exists(&run.join("config.toml")));
         if runs.len() < MOST_RUNS {
             runs.extend(seeds.next());
         }

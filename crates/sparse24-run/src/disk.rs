@@ -217,9 +217,13 @@ pub fn names(path: &Path) -> Result<Vec<OsString>, Error> {
 /// Whether a path leads to something; a link in a confined directory does.
 pub fn exists(path: &Path) -> bool {
     #[cfg(unix)]
-    if let Ok(Some(at)) = confined::resolve(path) {
-        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-        return rustix::fs::statat(&at.directory, &at.name, flags).is_ok();
+    match confined::resolve(path) {
+        Ok(None) => {}
+        Ok(Some(at)) => {
+            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            return rustix::fs::statat(&at.directory, &at.name, flags).is_ok();
+        }
+        Err(_) => return false,
     }
     path.exists()
 }
@@ -404,6 +408,14 @@ pub fn destination(path: &Path) -> Result<PathBuf, Error> {
         }
         Err(e) if e.kind() == ErrorKind::NotFound && parent(path).is_dir() => Ok(path.to_owned()),
         Err(e) => Err(failed(e)),
+    }
+}
+
+/// [`destination`] of a file that does not exist yet.
+pub fn new_file(path: &Path) -> Result<PathBuf, Error> {
+    match exists(path) {
+        true => Err(Error::file(path, "already exists; remove it, or name another file")),
+        false => destination(path),
     }
 }
 

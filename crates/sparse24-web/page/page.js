@@ -4,8 +4,8 @@ const set = (id, text) => { part(id).textContent = text; };
 // `?seed=` and, for tests, `?stop=`: the step after which the page pauses by itself.
 const asked = new URLSearchParams(location.search);
 const seed = Number(asked.get("seed") ?? 1337);
-const isSeed = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 32;
-let stop = Number(asked.get("stop") ?? Infinity);
+const isSeed = /^\d+$/.test(asked.get("seed") ?? 1337) && seed < 2 ** 32;
+let stop = Number(asked.get("stop")) || Infinity;
 const losses = [], flips = [];
 let session, steps, masks, first, running = false, failed = false, step = 0, keptStep = 0;
 
@@ -16,6 +16,12 @@ function problem(text) {
   running = false;
   set("run", "Start");
   part("run").disabled = true;
+}
+
+// Nothing else on the page would work.
+function unusable(text) {
+  problem(text);
+  for (const section of document.querySelectorAll("main > :not(#problem)")) section.hidden = true;
 }
 
 // After a failure, such as the loss of the GPU, the run can be resumed from the last kept state.
@@ -133,7 +139,8 @@ async function train() {
     part("progress").value = step;
     const seconds = (performance.now() - since) / 1000;
     if (seconds > 1) {
-      set("speed", (counted / seconds).toFixed(1));
+      const rate = counted / seconds;
+      set("speed", rate < 10 ? rate.toPrecision(2) : rate.toFixed(0));
       [since, counted] = [performance.now(), 0];
     }
     plot("losses", losses, 2);
@@ -171,21 +178,24 @@ function describe({ info }) {
 
 async function open(wasm) {
   if (!isSeed) {
-    problem(`The address has seed=${asked.get("seed")}, which is not an integer from 0 to ${2 ** 32 - 1}.`);
+    unusable(`The address has seed=${asked.get("seed")}, which is not an integer from 0 to ${2 ** 32 - 1}.`);
     return;
   }
   if (!navigator.gpu) {
-    problem("WebGPU is not available here. Chrome and Edge have it from version 113, Safari from 26 and Firefox from 141, " +
+    unusable("WebGPU is not available here. Chrome and Edge have it from version 113, Safari from 26 and Firefox from 141, " +
       "though not on every system. The page must be a local file, or be served from localhost or over https.");
     return;
   }
   const adapter = await navigator.gpu.requestAdapter();
   if (!adapter) {
-    problem("This browser has WebGPU but offers no adapter: it may block this GPU or its driver.");
+    unusable("This browser has WebGPU but offers no adapter: it may block this GPU or its driver. Hardware " +
+      "acceleration must be on; chrome://gpu or about:support says what is blocked. Without a GPU, use the " +
+      "command: `sparse24 train` trains the same model on a CPU.");
     return;
   }
   await wasm_bindgen({ module_or_path: wasm });
   set("device", describe(adapter));
+  set("seed", seed);
   session = await wasm_bindgen.Session.open(seed);
   steps = session.steps();
   await look();

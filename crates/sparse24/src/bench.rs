@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -19,7 +19,7 @@ mod cuda {
     }
 }
 
-/// Verify and time the operations of training on this machine's GPU, or profile a training step
+/// Verify and time the operations of training on an NVIDIA GPU, or profile a training step
 ///
 /// Exits with 0 only if every result is correct.
 #[derive(clap::Args, Debug)]
@@ -58,5 +58,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let is_other = |set: &&String| {
+        set.strip_prefix("backend.name=").is_some_and(|name| name.trim_matches('"') != "cuda")
+    };
+    if let Some(set) = args.settings.iter().find(is_other) {
+        let problem = format!("--set {set}: bench measures the backend cuda alone");
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     cuda::run(args)
 }

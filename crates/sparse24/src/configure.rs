@@ -64,6 +64,10 @@ impl Configure {
         self.data.as_deref()
     }
 
+    pub(crate) fn has_seed(&self) -> bool {
+        self.seed.is_some()
+    }
+
     /// These arguments with other data and another seed.
     pub(crate) fn with(&self, data: PathBuf, seed: u64) -> Self {
         Self { data: Some(data), seed: Some(seed.to_string()), ..self.clone() }

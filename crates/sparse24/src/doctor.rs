@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Write,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     thread,
@@ -152,6 +153,9 @@ fn write_problem(out: &Path) -> Option<String> {
         let (existing, out) = (existing.display(), out.display());
         return Some(format!("{existing} is not a folder: runs cannot be written to {out}"));
     }
-    let error = tempfile::tempfile_in(existing).err()?;
+    // A full disk has room for an empty file.
+    let written = tempfile::tempfile_in(existing)
+        .and_then(|mut file| file.write_all(&[1; 1 << 16]).and_then(|()| file.sync_all()));
+    let error = written.err()?;
     Some(format!("{} cannot be written: {error}", existing.display()))
 }

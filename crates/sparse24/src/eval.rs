@@ -135,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = "--predictions: writes the answers of a single run; name only one";
         return Err(Failure::new(Exit::Usage, problem));
     }
-    let predictions = args.predictions.as_deref().map(disk::destination).transpose()?;
+    let predictions = args.predictions.as_deref().map(disk::new_file).transpose()?;
     let is_table = args.runs.len() > 1 && !args.json;
     let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
     if is_table {

@@ -51,7 +51,8 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
-        Self { exit, sentence: sentence.into() }
+        // A line feed in a path would begin a line of its own.
+        Self { exit, sentence: sentence.into().replace('\n', "\u{fffd}") }
     }
 
     pub(crate) fn exit(&self) -> Exit {
@@ -104,6 +105,15 @@ impl From<sparse24_train::Error> for Failure {
     }
 }
 
+/// Options, and their names in nanoGPT and in Hugging Face's scripts.
+const OPTIONS: [(&str, &str); 5] = [
+    ("--prompt", "start"),
+    ("--tokens", "max_new_tokens max_length"),
+    ("--out", "out_dir output_dir"),
+    ("--epochs", "num_train_epochs"),
+    ("--init-from", "model_name_or_path init_from"),
+];
+
 impl From<clap::Error> for Failure {
     /// Joins clap's paragraphs up to the usage into one sentence, with our words for numbers and
     /// for options of other programs.
@@ -111,10 +121,24 @@ impl From<clap::Error> for Failure {
         if let (Wrong::UnknownArgument, Some(ContextValue::String(found))) =
             (error.kind(), error.get(ContextKind::InvalidArg))
         {
+            let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+            let command = usage.split_whitespace().skip_while(|word| *word != "sparse24").nth(1);
+            let takes = |key: &str| match command {
+                Some("eval" | "sample" | "translate") => key.starts_with("backend."),
+                Some("export" | "report" | "watch" | "import" | "prune" | "verify") => false,
+                _ => true,
+            };
             let meant = match found.trim_start_matches('-') {
                 "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
                 "preset" => Some("the key `preset` of [base] in the file of a study".to_owned()),
-                name => config::meant(name).map(|key| format!("the setting `--set {key}=VALUE`")),
+                name => OPTIONS
+                    .iter()
+                    .find(|(_, names)| names.split(' ').any(|other| other == name))
+                    .map(|&(option, _)| option.to_owned())
+                    .or_else(|| {
+                        let key = config::meant(name).filter(|key| takes(key))?;
+                        Some(format!("the setting `--set {key}=VALUE`"))
+                    }),
             };
             if let Some(meant) = meant {
                 return Self::new(Exit::Usage, format!("{found} is not an option; use {meant}"));
@@ -131,7 +155,10 @@ impl From<clap::Error> for Failure {
         }
         let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
         let mut sentence = String::new();
-        for line in text.lines().map(str::trim).take_while(|line| !is_end(line)) {
+        // The advice to pass an unknown option as a value is never meant.
+        let is_tip = |line: &&str| line.starts_with("tip: to pass");
+        let lines = text.lines().map(str::trim).take_while(|line| !is_end(line));
+        for line in lines.filter(|line| !is_tip(line)) {
             if !(sentence.is_empty() || line.is_empty()) {
                 sentence += if line.starts_with("tip:") { "; " } else { " " };
             }

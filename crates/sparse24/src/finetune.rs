@@ -33,6 +33,7 @@ pub(crate) struct Args {
     init_from: Option<PathBuf>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2 and for squad]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(conflicts_with = "steps")]
     epochs: Option<u32>,
     #[command(flatten)]
     configure: Configure,
@@ -289,7 +290,8 @@ pub(crate) fn note_examples(config: &Config, examples: &Examples) {
         if examples.cut > 0 {
             let longer = if examples.cut == 1 { "question is" } else { "questions are" };
             note(format_args!(
-                "{} {longer} longer than {LONGEST_QUESTION} tokens and will be truncated",
+                "{} {longer} longer than {LONGEST_QUESTION} tokens, or than half of the model's \
+                 window, and will be truncated",
                 examples.cut,
             ));
         }

@@ -23,7 +23,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     finetune::{Pretrained, configured, note_examples, open},
-    output::{print_json, say},
+    output::{note, print_json, say},
     runs,
     signals::Signals,
     threads::on_threads,
@@ -50,6 +50,7 @@ pub(crate) struct Args {
     seeds: Vec<u64>,
     /// Passes over the training examples [default: 5 for a BERT, 3 for a GPT-2]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(conflicts_with = "steps")]
     epochs: Option<u32>,
     /// Settings of every run; --data names a folder with a subfolder per task, named after it
     #[command(flatten)]
@@ -75,6 +76,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let problem = "--data: name a folder with a folder for each task";
         return Err(Failure::new(Exit::Usage, problem));
     };
+    if args.configure.has_seed() {
+        let problem = "--seed: each run has one of --seeds; name them there";
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     check_seeds(&args.seeds, 1)?;
     // Like the folder of a study, it may come from others.
     let _confined = args.out.is_dir().then(|| disk::confine(&args.out)).transpose()?;
@@ -155,6 +160,12 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
     if asked.is_empty() {
         let problem = format!("{}: has no folder named after a task", data.display());
         return Err(refuse(problem));
+    }
+    let is_left_out = |name: &&String| !asked.iter().any(|task| plain(task.name) == **name);
+    if names.is_empty() {
+        for name in folders.keys().filter(is_left_out) {
+            note(format_args!("{name}: left out, since it is not named after a task of GLUE"));
+        }
     }
     let folder = |task: &'static Task| {
         let folder = folders.get(&plain(task.name)).cloned();

@@ -151,7 +151,8 @@ impl Ranks {
                 if status.code().is_none() {
                     note(format_args!("rank {rank}: {status}"));
                 }
-                let found = status.code().unwrap_or_else(|| 128 + signal_of(status));
+                // A rank that was killed, perhaps by us, is lost like those that say so.
+                let found = status.code().unwrap_or(Exit::Peer as i32);
                 if code == 0 || code == Exit::Peer as i32 {
                     code = found;
                 }
@@ -188,13 +189,3 @@ fn terminate(child: &Child) {
 /// Other systems have no such request; a terminal's reaches the ranks themselves.
 #[cfg(not(unix))]
 fn terminate(_: &Child) {}
-
-#[cfg(unix)]
-fn signal_of(status: ExitStatus) -> i32 {
-    std::os::unix::process::ExitStatusExt::signal(&status).unwrap_or(0)
-}
-
-#[cfg(not(unix))]
-fn signal_of(_: ExitStatus) -> i32 {
-    0
-}

@@ -5,7 +5,7 @@
 
 use std::{
     fmt,
-    io::{self, ErrorKind, Write},
+    io::{self, ErrorKind, IsTerminal, Write},
     path::Path,
     sync::LazyLock,
 };
@@ -43,12 +43,21 @@ pub(crate) fn note(text: impl fmt::Display) {
     LIVE.suspend(|| drop(writeln!(io::stderr(), "{text}")));
 }
 
-/// Text without control characters but line feeds, and without characters that change the direction
+/// Writes text that a model made. A terminal would obey its control characters.
+pub(crate) fn write_made(text: &str) -> Result<(), Failure> {
+    match io::stdout().is_terminal() {
+        true => write(format_args!("{}", printable(text))),
+        false => write(format_args!("{text}")),
+    }
+}
+
+/// Text without control characters but tabs and line feeds, and without characters that change the direction
 /// of text: paths and files may hold escape sequences for the terminal.
 fn printable(text: &str) -> String {
     let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    let is_harmful =
-        |c: char| c.is_control() && c != '\n' || turns.iter().any(|range| range.contains(&c));
+    let is_harmful = |c: char| {
+        c.is_control() && !['\t', '\n'].contains(&c) || turns.iter().any(|range| range.contains(&c))
+    };
     text.replace(is_harmful, "\u{fffd}")
 }
 
@@ -62,7 +71,7 @@ pub(crate) fn note_outside(key: &str, path: &str) {
 
 /// Quotes a path as one word for a shell.
 pub(crate) fn word(path: &Path) -> String {
-    let text = path.display().to_string();
+    let text = path.display().to_string().replace('\n', "\u{fffd}");
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         text

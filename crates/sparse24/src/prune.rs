@@ -69,8 +69,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let listed = lines(&reports, "copied", |pruned| ("pruned", remark(pruned)));
         output::write(format_args!("{listed}"))?;
     }
-    let pruned = reports.iter().filter(|report| report.outcome.is_ok()).count();
+    let outcomes = || reports.iter().filter_map(|report| report.outcome.as_ref().ok());
+    let pruned = outcomes().count();
+    let odd: u64 = outcomes().map(|of| of.nan + of.infinite).sum();
     say!("{} pruned ({kind}), {} copied: {out}", counted(pruned, "tensor"), reports.len() - pruned);
+    if odd > 0 {
+        say!("their values include {odd} that are NaN or infinite");
+    }
     if !left_out.is_empty() {
         say!("left out: {}", left_out.join(", "));
     }
@@ -78,7 +83,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn remark(pruned: &Pruned) -> String {
-    let mut remark = format!("keeps {:.1} % of its L1 norm", 100.0 * pruned.kept_share());
+    let share = 100.0 * pruned.kept_share();
+    let mut remark = match pruned.nan {
+        0 => format!("keeps {share:.1} % of its L1 norm"),
+        _ => format!("keeps {share:.1} % of the L1 norm of its numbers"),
+    };
     let odd = [
         (pruned.nan, pruned.nan_pruned, "NaN"),
         (pruned.infinite, pruned.infinite_pruned, "infinite"),

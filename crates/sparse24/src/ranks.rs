@@ -5,7 +5,7 @@ use std::{env, fs, sync::Arc, time::Duration};
 
 use signal_hook::low_level::exit;
 use sparse24_run::{
-    Error,
+    Error, ErrorKind,
     ranks::{Environment, Facts, Joining, Placement, Secret, Tcp, agree, placement},
     run::{Asked, Followed, Follower, Observer},
 };
@@ -124,13 +124,22 @@ impl Member {
     /// Follows rank 0 to the end of the run, on so many threads.
     pub(crate) fn follow(self, threads: usize) -> Result<(), Failure> {
         let signals = Signals::take()?;
-        let gpu = self.placement.as_ref().and_then(gpu);
+        let placement = self.placement.clone();
+        let gpu = |backend: &str| placement.as_ref().and_then(|placement| gpu(placement, backend));
         on_threads(self.threads(threads), || {
             let mut asking = Asking(signals);
-            match Follower::join(self.group, gpu)?.follow(&mut asking)? {
+            let joined = Follower::join(self.group, gpu).map_err(|error| match error.kind() {
+                ErrorKind::Device => {
+                    let advice = "each rank of a machine needs a GPU of its own; start fewer ranks";
+                    Failure::new(Exit::Device, format!("{error}; {advice}"))
+                }
+                _ => error.into(),
+            });
+            match joined?.follow(&mut asking)? {
                 Followed::Finished => Ok(()),
                 Followed::Stopped(step) => {
-                    let exit = asking.0.received().unwrap_or(Exit::Interrupted);
+                    // Another rank was asked to stop.
+                    let exit = asking.0.received().unwrap_or(Exit::Terminated);
                     Err(Failure::new(exit, format!("interrupted after step {step}")))
                 }
             }
@@ -147,9 +156,10 @@ impl Observer for Asking {
     }
 }
 
-/// The GPU of a rank: that of its number on this machine, unless it sees only one.
-fn gpu(placement: &Placement) -> Option<usize> {
-    let sees_one = env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|list| !list.contains(','));
+/// The GPU of a rank on a backend: that of its number on this machine, unless CUDA shows it one.
+fn gpu(placement: &Placement, backend: &str) -> Option<usize> {
+    let sees_one =
+        backend == "cuda" && env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|list| !list.contains(','));
     (placement.local_world > 1).then_some(if sees_one { 0 } else { placement.local_rank })
 }
 

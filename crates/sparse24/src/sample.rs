@@ -142,7 +142,7 @@ impl CharacterStream {
             std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
         let end = self.pending.len() - if is_incomplete { last.len() } else { 0 };
         let whole: Vec<u8> = self.pending.drain(..end).collect();
-        output::write(format_args!("{}", String::from_utf8_lossy(&whole)))
+        output::write_made(&String::from_utf8_lossy(&whole))
     }
 
     fn finish(&self) -> Result<(), Failure> {

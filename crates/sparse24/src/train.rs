@@ -378,7 +378,12 @@ fn conclude(
     }
     let has_text = model.generates() && summary.run.join("tokenizer.json").is_file();
     let is_exportable = Format::of(model).is_ok();
-    let next = [(has_text, format!("sample {run}")), (is_exportable, format!("export {run} DIR"))];
+    let translates = matches!(model, ModelSpec::Transformer(_));
+    let next = [
+        (has_text, format!("sample {run}")),
+        (translates, format!("translate {run} --input FILE")),
+        (is_exportable, format!("export {run} DIR")),
+    ];
     let next: Vec<_> =
         next.iter().filter(|(is, _)| *is).map(|(_, next)| format!("sparse24 {next}")).collect();
     if !next.is_empty() {

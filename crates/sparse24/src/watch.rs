@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     ));
     let listening = Arc::clone(&server);
     thread::spawn(move || listening.listen(&listener));
-    let mut next = Instant::now();
+    let (mut next, mut said) = (Instant::now(), String::new());
     loop {
         if let Some(exit) = signals.received() {
             return Err(Failure::new(exit, "no longer watching; the runs are not affected"));
@@ -83,7 +83,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if started < next || Arc::strong_count(&server.readers) == 1 {
             continue;
         }
-        server.show(View::read(&args.runs)?);
+        match View::read(&args.runs) {
+            Ok(view) => server.show(view),
+            Err(error) => {
+                let problem = format!("the page is not updated: {error}");
+                if problem != said {
+                    note(&problem);
+                    said = problem;
+                }
+            }
+        }
         next = Instant::now() + INTERVAL.max(19 * started.elapsed());
     }
 }

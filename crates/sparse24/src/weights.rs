@@ -96,6 +96,8 @@ impl Initial {
             dropped.push("the head of its task".to_owned());
         }
         let (spec, zero_biases) = (spec.predicting(None), Vec::new());
+        let reads_text = !matches!(spec, ModelSpec::Deit(_) | ModelSpec::Transformer(_));
+        let found = (tokenizer.is_none() && reads_text).then_some(FolderTokenizer::Absent);
         Ok(Self {
             path,
             weights,
@@ -103,7 +105,7 @@ impl Initial {
             labels: Vec::new(),
             languages: Default::default(),
             tokenizer,
-            found: None,
+            found,
             zero_biases,
             dropped,
         })
@@ -350,7 +352,7 @@ pub(crate) fn contradiction(
             format!("{wanted}, but the initial weights have {value}")
         })
         .collect();
-    let problem = format!("{}; leave these settings out", differing.join("; "));
+    let problem = format!("{}; use settings and data that fit the weights", differing.join("; "));
     Ok((!differing.is_empty()).then_some(problem))
 }
 

@@ -88,7 +88,7 @@ pub(super) fn from_table(table: Table) -> Result<Config, Error> {
 }
 
 /// Settings, and their names in nanoGPT, in Hugging Face's GPT-2 and in its `Trainer`.
-const ELSEWHERE: [(&str, &str); 19] = [
+const ELSEWHERE: [(&str, &str); 22] = [
     ("model.layers", "n_layer num_hidden_layers"),
     ("model.heads", "n_head num_attention_heads"),
     ("model.d_model", "n_embd hidden_size"),
@@ -103,7 +103,10 @@ const ELSEWHERE: [(&str, &str); 19] = [
     ("optimizer.max_grad_norm", "grad_clip"),
     ("batch.size", "batch_size micro_batch_size per_device_train_batch_size"),
     ("steps", "max_iters max_steps"),
-    ("data.path", "dataset"),
+    ("backend.name", "device backend"),
+    ("method.name", "method"),
+    ("backend.arithmetic", "dtype"),
+    ("data.path", "dataset data"),
     ("run.eval_every", "eval_interval eval_steps"),
     ("run.eval_tokens", "eval_iters"),
     ("run.checkpoint_every", "save_steps"),

@@ -60,7 +60,11 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         let most = SPREAD * bytes.len() as u64 + (32 << 20);
         limits.max_alloc = Some(most.min(MOST_BYTES));
         reader.limits(limits);
-        Ok::<_, image::ImageError>(Some(reader.decode()?.into_rgb8()))
+        let image = reader.decode()?;
+        let mut limits = Limits::default();
+        limits.max_alloc = Some(MOST_BYTES);
+        limits.reserve(3 * u64::from(image.width()) * u64::from(image.height()))?;
+        Ok::<_, image::ImageError>(Some(image.into_rgb8()))
     });
     let advice = "replace it or take it out of the folder";
     let problem = match decoded {

@@ -180,7 +180,10 @@ impl<'a> Plan<'a> {
                 None if !name.ends_with(".bias") => {
                     return Err(refuse(format!("the weight {name:?} is missing")));
                 }
-                Some(NamedTensor { shape: found, .. }) if *found != shape => {
+                // A matrix of one row is trained as a vector.
+                Some(NamedTensor { shape: found, .. })
+                    if *found != shape && (shape[0] != 1 || *found != shape[1..]) =>
+                {
                     return Err(refuse(format!(
                         "the weight {name:?} is {found:?}, {} expects {shape:?}",
                         format.title

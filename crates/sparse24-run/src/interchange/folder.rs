@@ -84,6 +84,9 @@ impl FolderModel {
         let expected = "a folder with config.json and model.safetensors, or the latter with the \
             former beside it";
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
+        if path.is_file() && path.extension().is_none_or(|extension| extension != "safetensors") {
+            return Err(Error::file(path, "is not a safetensors file; save the weights as one"));
+        }
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         if path.is_symlink() {
             check_inside(path)?;

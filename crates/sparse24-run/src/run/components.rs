@@ -409,7 +409,7 @@ pub(super) fn trainer_in(
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
         return Err(Error::setting(
             "model",
-            format!("{problem}; lower it, batch.size or backend.threads"),
+            format!("{problem}; choose a smaller model or batch.size"),
         ));
     }
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)

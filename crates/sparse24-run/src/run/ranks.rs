@@ -214,19 +214,23 @@ pub enum Followed {
 
 impl Follower {
     /// Waits for the configuration and the state of rank 0, which starts or resumes a run in this
-    /// group, and reads its data. A GPU of another number than rank 0's is `gpu`.
+    /// group, and reads its data. `gpu` gives the number of this rank's GPU on the backend of a
+    /// name; without one, it is that of rank 0.
     ///
     /// # Errors
     /// Errors of the configuration and the data; [`Error::Setting`] if they, or the device, are
     /// others than those of rank 0; errors of the group.
-    pub fn join(mut group: Box<dyn Group>, gpu: Option<usize>) -> Result<Self, Error> {
+    pub fn join(
+        mut group: Box<dyn Group>,
+        gpu: impl FnOnce(&str) -> Option<usize>,
+    ) -> Result<Self, Error> {
         let misfit = |what: String| TrainError::Peer(format!("rank 0 sent a bad set-up: {what}"));
         let setup = group.broadcast(&[])?;
         let setup: Setup =
             serde_json::from_slice(&setup).map_err(|error| misfit(error.to_string()))?;
         let document = setup.config.parse().map_err(|error| misfit(format!("{error}")))?;
         let mut config = Config::of_document(document, &[])?;
-        config.backend.gpu = gpu.unwrap_or(config.backend.gpu);
+        config.backend.gpu = gpu(&config.backend.name).unwrap_or(config.backend.gpu);
         let tokenizer = || setup.tokenizer.ok_or_else(|| misfit("no tokenizer".to_owned()).into());
         let data = RunData::open(&config, tokenizer, setup.scan)?;
         let mut trainer = trainer_in(group, &config, setup.vocabulary)?;

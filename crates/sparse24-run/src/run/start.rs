@@ -335,11 +335,22 @@ impl Run {
             notices.push(format!("metrics.jsonl has lost steps {} to {step}", last + 1));
         }
         notices.push(match config.steps {
-            last if last == step => format!("the run is finished: step {step} was its last"),
+            last if last == step => format!(
+                "the run is finished: step {step} was its last; for more, set steps, e.g. `--set \
+                    steps={}`",
+                step.saturating_mul(2)
+            ),
             _ => format!("resumed after step {step}"),
         });
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
         let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
+        if config.steps == step
+            && !how.settings.is_empty()
+            && cut.last.as_ref().is_some_and(has_result)
+        {
+            let problem = format!("is finished, so other settings need more steps than {step}");
+            return Err(Error::file(path, format!("{problem}: add --set steps=N")));
+        }
         let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
         if finished.is_none() {
             let start = Provenance::of_start(&trainer.backend().device(), initial);

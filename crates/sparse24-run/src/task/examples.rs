@@ -1,6 +1,10 @@
 //! The examples of a task as tokens.
 
-use std::{borrow::Cow, collections::BTreeMap, path::Path};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use blake3::Hash;
 use rayon::prelude::*;
@@ -120,9 +124,9 @@ impl Examples {
             classes.sort_unstable();
             classes.dedup();
         }
+        let numbers = classes.iter().enumerate().map(|(number, name)| (&**name, number)).collect();
         let of = if source.classes.is_empty() { "the training split" } else { "the model" };
-        let rules =
-            Rules { layout, tokenizer, classes: &classes, of, labels: task.labels, longest };
+        let rules = Rules { layout, tokenizer, numbers, of, labels: task.labels, longest };
         let encode = |files: &[read::File]| -> Result<Vec<(Example, bool)>, Error> {
             let rows = files.iter().flat_map(|file| file.rows.iter().map(move |row| (file, row)));
             let rows: Vec<_> = rows.collect();
@@ -257,7 +261,8 @@ pub struct Judgement {
 struct Rules<'a> {
     layout: Layout,
     tokenizer: &'a Tokenizer,
-    classes: &'a [String],
+    /// The number of each class, by its name.
+    numbers: HashMap<&'a str, usize>,
     /// Owner of the classes, for messages.
     of: &'static str,
     labels: Labels,
@@ -272,7 +277,7 @@ impl Rules<'_> {
             |text: &str| self.tokenizer.encode(text).map_err(|error| refuse(error.to_string()));
         let label = match self.labels {
             Labels::Value => row.label.parse().ok().filter(|label: &f64| label.abs() <= MOST_VALUE),
-            _ => self.classes.iter().position(|name| *name == row.label).map(|class| class as f64),
+            _ => self.numbers.get(&*row.label).map(|&class| class as f64),
         };
         let label = label.ok_or_else(|| {
             let expected = match self.labels {

@@ -65,6 +65,8 @@ pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
         .delimiter(if is_csv { b',' } else { b'\t' })
         // Quotation marks in GLUE's files belong to the sentences.
         .quoting(is_csv)
+        // Cells are trimmed. By default, a line that ends with CRLF would be counted too late.
+        .terminator(csv::Terminator::Any(b'\n'))
         .from_reader(text);
     let refuse = |line: u64, problem: String| Error::file(path, format!("line {line}: {problem}"));
     let mut columns: Option<Columns> = None;
@@ -78,6 +80,9 @@ pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
             };
             refuse(line, problem)
         })?;
+        if record.len() == 1 && record[0].trim().is_empty() {
+            continue;
+        }
         let line = record.position().map_or(0, csv::Position::line);
         let columns = match &columns {
             Some(columns) => columns,

@@ -149,6 +149,8 @@ fn a_wrong_flag_is_refused() {
         ("train --out new --backend gpu", r#"backend.name*"gpu"*did you mean "cuda" or "wgpu"?"#),
         ("config --learning-rate 1", "--learning-rate*--set optimizer.learning_rate=VALUE"),
         ("train --batch-size 3", "--batch-size*--set batch.size=VALUE"),
+        ("eval run --batch_size=3", "unexpected argument '--batch_size'"),
+        ("sample run --start=x", "--start is not an option; use --prompt"),
         ("train --resume runs/x", "--resume*sparse24 resume RUN"),
         ("resume runs/x --steps 3", "--steps*`--set steps=VALUE`"),
         ("sample run --tokens -1", "'-1'*--tokens*whole number of 0"),

@@ -126,7 +126,8 @@ fn answers_are_found_by_either_family() {
         assert_eq!(other["loss"], report["loss"]);
         place.exits("report tuned --out page.html", 0);
         assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("Score of the task"));
-        place.refuses("eval tuned short --predictions x", 2, "--predictions: holds the answers of");
+        place.refuses("eval tuned short --predictions x", 2, "--predictions: writes the answers");
+        place.refuses("eval tuned --predictions answers.json", 3, "answers.json: already exists");
         place.refuses("eval run --predictions x", 2, "--predictions: run answers no questions");
         place.refuses(
             "finetune --task squad --data squad/dev-v1.1.json --init-from run",
@@ -189,7 +190,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
     fs::create_dir(place.path("empty")).unwrap();
     fs::create_dir(place.path("large")).unwrap();
     for name in ["train.csv", "dev.csv"] {
-        place.write(&format!("large/{name}"), "text,label\na,1e20\n");
+        place.write(&format!("large/{name}"), "text,label\r\na,1e20\r\n");
     }
     let tune = "finetune --init-from run --out other";
     for (line, code, pattern) in [
@@ -215,7 +216,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
             format!("{tune} --task cola --data task --set model.heads=1 --set data.tokenizer=char"),
             3,
             "run: model.heads=1, but the initial weights have 2*data.tokenizer=*have \"byte\"; \
-             leave",
+             use settings and data",
         ),
         (
             format!("{tune} --task cola --data task --method half"),
@@ -284,6 +285,7 @@ fn several_tasks_and_seeds_make_a_table() {
     let undefined = place.json(&format!("{glue} --tasks sts-b --json"));
     assert_eq!(undefined["tasks"]["sts-b"]["pearson"], json!([null, null]), "{undefined}");
     assert_eq!(undefined["averages"], json!([null, null]), "{undefined}");
+    place.answer("export all/sts-b/seed-3 exported");
     place.train("second", &format!("{BERT} --set data.tokenizer=byte --seed 8"));
     fs::create_dir_all(place.path("moved/cola")).unwrap();
     for name in ["train.tsv", "dev.tsv"] {
@@ -301,6 +303,8 @@ fn several_tasks_and_seeds_make_a_table() {
             "all/cola/seed-3: was fine-tuned from other weights",
         ),
         (glue.replace("--data glue", "--data moved"), 3, "seed-3: was fine-tuned on *glue/CoLA"),
+        (format!("{glue} --seed 3"), 2, "--seed: each run has one of --seeds"),
+        (format!("{glue} --steps 3"), 2, "--epochs*cannot be used with*--steps"),
         (glue.replace("3,5", "3,5,3"), 2, "seeds: 3 is listed twice"),
         (format!("{glue} --tasks colla"), 2, "--tasks: \"colla\" is not known; did you mean"),
         (format!("{glue} --tasks cola,cola"), 2, "--tasks: cola is listed twice"),

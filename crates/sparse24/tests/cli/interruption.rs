@@ -120,6 +120,10 @@ fn a_resume_changes_settings_from_there_on() {
     assert!(place.read("run/config.toml").contains("steps = 14"));
     // Without --allow, since the new setting is the run's own now, also where no checkpoint has it.
     place.answer("resume run");
+    let (settings, finished) =
+        (place.read("run/config.toml"), "run: is finished*more steps than 14");
+    place.refuses("resume run --set batch.size=9", 3, finished);
+    assert_eq!(place.read("run/config.toml"), settings);
     place.answer("resume run --set steps=16 --set run.keep_last=9 --set batch.size=5");
     let end = place.model("run", 16);
     place.rewind("run", [16]);

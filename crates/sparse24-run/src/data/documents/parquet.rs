@@ -1,7 +1,9 @@
 //! One column of text of a Parquet file.
 //!
-//! Invariant: no page is read that claims more than [`PAGE`] bytes or, in a delta encoding, more
-//! than [`LENGTHS`] values, so that memory is bounded whatever the file says.
+//! Invariant: no footer is read with more than [`FOOTER`] bytes, [`COLUMNS`] columns or [`DEPTH`]
+//! levels of groups, and no page that claims more than [`PAGE`] bytes or, in a delta encoding, more
+//! than [`LENGTHS`] values, so that memory is bounded whatever the file says. Time is bounded by
+//! [`ROWS`].
 
 use std::{
     fs::File,
@@ -30,7 +32,18 @@ use parquet::{
 use super::{At, Cutter};
 use crate::{Error, disk};
 
-/// The largest page and footer. A writer that checks sizes once in a thousand rows makes pages of
+/// The largest footer, which takes up to twenty times as much memory.
+const FOOTER: usize = 16 << 20;
+
+/// Most columns and groups of columns, and levels of groups: they are read recursively.
+const COLUMNS: u64 = 1 << 16;
+const DEPTH: usize = 64;
+
+/// Most rows for each byte of a file, beyond a million: a run of nulls of any length takes a few
+/// bytes.
+const ROWS: u64 = 256;
+
+/// The largest page. A writer that checks sizes once in a thousand rows makes pages of
 /// a hundred megabytes from books.
 const PAGE: usize = 128 << 20;
 
@@ -49,11 +62,20 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         return Err(refuse("is not a Parquet file, or was cut: its end is missing".to_owned()));
     }
     let footer = u32::from_le_bytes(end[..4].try_into().expect("four bytes"));
-    if footer as usize > PAGE {
-        let limit = PAGE >> 20;
+    if footer as usize > FOOTER {
+        let limit = FOOTER >> 20;
         return Err(refuse(format!("its footer claims {footer} bytes, more than {limit} MiB")));
     }
-    let about = guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0))
+    let start = size.checked_sub(8 + u64::from(footer));
+    let mut metadata = vec![0; footer as usize];
+    if start.is_none_or(|start| disk::read_at(&file.0, start, &mut metadata).is_err()) {
+        return Err(refuse(format!("its footer claims {footer} bytes, more than it has")));
+    }
+    let nested = || general(format!("more than {COLUMNS} columns, or groups {DEPTH} deep"));
+    let about = is_flat(&metadata)
+        .ok_or_else(|| general("it cannot be read"))
+        .and_then(|is_flat| if is_flat { Ok(()) } else { Err(nested()) })
+        .and_then(|()| guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0)))
         .map_err(|e| refuse(format!("its footer is damaged: {e}")))?;
     let columns = about.file_metadata().schema_descr().columns();
     let Some(index) = columns.iter().position(|column| column.path().string() == field) else {
@@ -66,6 +88,9 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         return Err(refuse(format!("its column `{field}` is not one of text")));
     }
     let told = about.file_metadata().num_rows();
+    if told.unsigned_abs() > (1 << 20) + ROWS * size {
+        return Err(refuse(format!("claims {told} rows in {size} bytes")));
+    }
     let mut row = 0;
     for group in about.row_groups() {
         let failed = |row: i64, e: ParquetError| {
@@ -93,7 +118,7 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
             // One by one: the values of a page may share their beginnings.
             let next = || reader.read_records(1, Some(&mut levels), None, &mut values);
             let (count, ..) = guarded(next).map_err(|e| failed(row + 1, e))?;
-            if count == 0 {
+            if count == 0 || row > told {
                 break;
             }
             row += 1;
@@ -107,7 +132,8 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         }
     }
     if row != told {
-        return Err(refuse(format!("holds {row} rows, but its footer says {told}")));
+        let found = if row > told { "more" } else { &*row.to_string() };
+        return Err(refuse(format!("holds {found} rows, but its footer says {told}")));
     }
     cutter.read.set(before + size);
     Ok(())
@@ -240,6 +266,86 @@ fn number(data: &mut &[u8]) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |n: u64, byte| n << 7 | u64::from(byte & 0x7f)))
 }
 
+/// Whether the schema, the second member of a footer in Thrift's compact protocol, has few columns
+/// and levels; none if the footer is damaged.
+fn is_flat(mut footer: &[u8]) -> Option<bool> {
+    let mut is_flat = true;
+    members(&mut footer, &mut |id, kind, data| {
+        if (id, kind) != (2, LIST) {
+            return skip(data, kind, DEPTH);
+        }
+        let (count, _) = list(data)?;
+        is_flat &= count <= COLUMNS;
+        // How many children each open group still lacks.
+        let mut open = Vec::new();
+        for _ in 0..count.min(COLUMNS + 1) {
+            let mut children = 0;
+            members(data, &mut |id, kind, data| match (id, kind) {
+                (5, 5) => number(data).map(|count| children = count / 2),
+                _ => skip(data, kind, DEPTH),
+            })?;
+            while open.pop_if(|left| *left == 0).is_some() {}
+            open.last_mut().into_iter().for_each(|left| *left -= 1);
+            open.push(children);
+            is_flat &= open.len() <= DEPTH;
+        }
+        is_flat.then_some(())
+    })
+    .or((!is_flat).then_some(()))
+    .map(|()| is_flat)
+}
+
+/// Thrift's code of a list.
+const LIST: u8 = 9;
+
+type Member<'a> = dyn FnMut(u64, u8, &mut &[u8]) -> Option<()> + 'a;
+
+/// Gives the id and the kind of each member of a struct to `take`, which takes its data.
+fn members(data: &mut &[u8], take: &mut Member<'_>) -> Option<()> {
+    let mut id = 0;
+    loop {
+        let head = *data.split_off_first()?;
+        match head >> 4 {
+            _ if head == 0 => return Some(()),
+            0 => id = number(data)? / 2,
+            step => id += u64::from(step),
+        }
+        take(id, head & 15, data)?;
+    }
+}
+
+/// The length of a list and the kind of its elements.
+fn list(data: &mut &[u8]) -> Option<(u64, u8)> {
+    let head = *data.split_off_first()?;
+    let count = if head >> 4 == 15 { number(data)? } else { u64::from(head >> 4) };
+    Some((count, head & 15))
+}
+
+/// Skips a value of a kind that has at most `depth` levels.
+fn skip(data: &mut &[u8], kind: u8, depth: usize) -> Option<()> {
+    let depth = depth.checked_sub(1)?;
+    match kind {
+        // A member that is true or false is its kind.
+        1 | 2 => {}
+        3 => drop(data.split_off_first()?),
+        4..=6 => drop(number(data)?),
+        7 => drop(data.split_off(..8)?),
+        8 => {
+            let length = number(data)?;
+            data.split_off(..usize::try_from(length).ok()?)?;
+        }
+        LIST | 10 => {
+            let (count, kind) = list(data)?;
+            for _ in 0..count {
+                skip(data, if kind < 3 { 3 } else { kind }, depth)?;
+            }
+        }
+        12 => members(data, &mut |_, kind, data| skip(data, kind, depth))?,
+        _ => return None,
+    }
+    Some(())
+}
+
 /// The reader panics at some kinds of damage.
 fn guarded<T>(read: impl FnOnce() -> Parquet<T>) -> Parquet<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(general("damaged data")))
@@ -258,4 +364,35 @@ fn uncompressed(mut head: &[u8]) -> Option<u64> {
         size = number(&mut head)?;
     }
     (size & 1 == 0).then_some(size >> 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_flat;
+
+    /// A footer with groups of one column each, and then columns.
+    fn footer(groups: u16, columns: u32) -> Vec<u8> {
+        let count = u32::from(groups) + columns;
+        let count =
+            (0..3).map(|part| (count >> (7 * part)) as u8 & 0x7f | if part < 2 { 0x80 } else { 0 });
+        let mut bytes = vec![0x15, 2, 0x19, 0xfc];
+        bytes.extend(count);
+        (0..groups).for_each(|_| bytes.extend([0x48, 1, b'g', 0x15, 2, 0]));
+        (0..columns).for_each(|_| bytes.extend([0x15, 12, 0x38, 1, b'c', 0]));
+        bytes.extend([0x16, 2, 0]);
+        bytes
+    }
+
+    #[test]
+    fn a_deep_or_wide_schema_is_noticed() {
+        for (groups, columns, expected) in
+            [(0, 3, true), (63, 1, true), (64, 1, false), (60_000, 1, false), (1, 70_000, false)]
+        {
+            assert_eq!(is_flat(&footer(groups, columns)), Some(expected), "{groups} {columns}");
+        }
+        let whole = footer(5, 1);
+        for length in 0..whole.len() {
+            assert_eq!(is_flat(&whole[..length]), None, "{length} bytes");
+        }
+    }
 }

@@ -38,6 +38,8 @@ const SPACES: [char; 4] = [' ', '\t', '\n', '\r'];
 
 /// Most pieces; the largest vocabularies have half as many.
 const MOST_PIECES: usize = 1 << 20;
+/// Characters of the longest word that has pieces; longer ones are `[UNK]`.
+const LONGEST_WORD: usize = 100;
 /// The largest file with a vocabulary; those of 250,000 pieces have 17 MB.
 const LARGEST: u64 = 64 << 20;
 
@@ -196,7 +198,9 @@ impl WordPiece {
             let mut own: FxHashMap<char, u64> = FxHashMap::default();
             let words = split(rules, text);
             let words = words.get_splits(tokenizers::OffsetReferential::Original, OffsetType::None);
-            let words: Vec<String> = words.into_iter().map(|(word, ..)| word.to_owned()).collect();
+            let words = words.into_iter().map(|(word, ..)| word);
+            let words = words.filter(|word| word.chars().nth(LONGEST_WORD).is_none());
+            let words: Vec<String> = words.map(str::to_owned).collect();
             words
                 .iter()
                 .flat_map(|word| word.chars())
@@ -236,6 +240,13 @@ impl WordPiece {
         let refuse = |problem: String| Error::file(path, problem);
         let is_json = |path: &Path| path.extension().is_some_and(|end| end == "json");
         let bytes = disk::read_small(path, LARGEST)?;
+        // Each value, and each line, takes far more memory than the file.
+        let (separator, most) =
+            if is_json(path) { (b',', 4 * MOST_PIECES) } else { (b'\n', MOST_PIECES) };
+        let count = 1 + bytes.trim_ascii_end().iter().filter(|&&byte| byte == separator).count();
+        if count > most {
+            return Err(refuse(format!("has {count} pieces, expected at most {MOST_PIECES}")));
+        }
         let vocabulary = if is_json(path) {
             let json = serde_json::from_slice(&bytes).map_err(|e| refuse(e.to_string()))?;
             of_json(&json).map_err(refuse)?
@@ -291,7 +302,7 @@ fn of_json(json: &Value) -> Result<Vocabulary, String> {
     expect("/model/type", "WordPiece".into())?;
     expect("/model/unk_token", SPECIAL[1].into())?;
     expect("/model/continuing_subword_prefix", "##".into())?;
-    expect("/model/max_input_chars_per_word", 100.into())?;
+    expect("/model/max_input_chars_per_word", LONGEST_WORD.into())?;
     expect("/pre_tokenizer/type", "BertPreTokenizer".into())?;
     expect("/normalizer/type", "BertNormalizer".into())?;
     expect("/normalizer/clean_text", true.into())?;
