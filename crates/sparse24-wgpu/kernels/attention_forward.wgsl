@@ -62,7 +62,7 @@ fn attention_forward(
     let rows = t / 8u;
     let lane = t % 8u;
     let queries = min(four(first_query + 4u * rows), vec4<u32>(c.queries - 1u));
-    let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
+    let limit = unpadded(sequence);
     let seen = vec4<u32>(
         visible(queries.x, limit),
         visible(queries.y, limit),
