@@ -9,8 +9,8 @@
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-// A number below every score.
-const LEAST: f32 = -3e38;
+// A number below every score, in the range of exp_of.
+const LEAST: f32 = -1e38;
 
 var<workgroup> partial: array<vec4<f32>, 64>;
 
