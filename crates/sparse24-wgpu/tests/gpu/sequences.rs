@@ -1,8 +1,10 @@
 //! Operations on sequences stay inside them.
 
 use sparse24_core::op::{AttentionMask, AttentionShape};
-use sparse24_wgpu::attention::{
-    AttentionBackward, AttentionForward, attention_backward, attention_forward,
+use sparse24_wgpu::{
+    Error,
+    attention::{AttentionBackward, AttentionForward, attention_backward, attention_forward},
+    loss::{Pass, span_loss},
 };
 
 use crate::{Bits, open};
@@ -32,4 +34,13 @@ fn attention_reads_no_other_sequence() {
         [o, lse, dq, dk, dv].map(|of| device.download(of).unwrap())
     });
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_span_loss_has_no_surplus_rows() {
+    let Some(mut device) = open() else { return };
+    let [logits, targets, lengths, losses] = [[7, 2], [7, 1], [2, 1], [2, 1]]
+        .map(|shape| device.alloc("operand", shape, "test").unwrap());
+    let found = span_loss(&mut device, logits, targets, lengths, Pass::Training, losses);
+    assert!(matches!(found, Err(Error::Shape { .. })), "{found:?}");
 }
