@@ -116,9 +116,11 @@ fn the_page_trains_in_a_browser() {
 
     let Some(pictures) = env::var_os("SPARSE24_PICTURES").map(PathBuf::from) else { return };
     let steps = env::var("SPARSE24_STEPS").map_or(20, |steps| steps.parse().unwrap());
-    for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
+    let names = ["wide", "narrow"];
+    for (name, scheme) in names.into_iter().flat_map(|name| [(name, "light"), (name, "dark")]) {
+        let width = if name == "wide" { 1280 } else { 390 };
         let mut picture = OsString::from("--screenshot=");
-        picture.push(pictures.join(format!("web-{width}-{scheme}.png")));
+        picture.push(pictures.join(format!("web-{name}-{scheme}.png")));
         // Blink: 0 is dark, 1 is light.
         let scheme = u8::from(scheme == "light");
         let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
