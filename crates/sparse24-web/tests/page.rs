@@ -194,6 +194,8 @@ fn visit(
         }, 100);
         </script></body>";
     let page = page.replace("</body>", &watch.replace("STEPS", &steps.to_string()));
+    // The page itself may ask for nothing.
+    let page = page.replace("img-src data:", "img-src data: 'self'; connect-src 'self'");
     let page = Arc::new(page);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/?{query}", listener.local_addr().unwrap());
