@@ -51,6 +51,11 @@ fn four(first: u32) -> vec4<u32> {
     return vec4<u32>(first, first + 1u, first + 2u, first + 3u);
 }
 
+// Number of keys of a sequence that are not padding.
+fn unpadded(sequence: u32) -> u32 {
+    return select(c.keys, min(lengths[c.lengths_offset + sequence], c.keys), c.has_lengths != 0u);
+}
+
 // Number of keys that a query sees, of the first `limit`.
 fn visible(query: u32, limit: u32) -> u32 {
     let causal = max(query + 1u + c.keys, c.queries) - c.queries;

@@ -129,7 +129,7 @@ fn attention_dq(
     let column = task % c.heads * c.width;
     let rows = t / 8u;
     let lane = t % 8u;
-    let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
+    let limit = unpadded(sequence);
     let end = visible(min(first_query + 31u, c.queries - 1u), limit);
     let k_at = c.k_offset + sequence * c.keys * c.k_stride + column;
     var sums = array<vec4<f32>, 16>();
@@ -204,7 +204,7 @@ fn attention_dkv(
     let column = task % c.heads * c.width;
     let rows = t / 8u;
     let lane = t % 8u;
-    let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
+    let limit = unpadded(sequence);
     let q_at = c.q_offset + sequence * c.queries * c.q_stride + column;
     let do_at = c.o_offset + sequence * c.queries * c.o_stride + column;
     // The first query that sees the first key.

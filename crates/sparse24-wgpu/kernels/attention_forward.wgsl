@@ -9,8 +9,8 @@
 @group(0) @binding(6) var<storage, read_write> o: array<f32>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-// A number below every score.
-const LEAST: f32 = -3e38;
+// A number below every score, in the range of exp_of.
+const LEAST: f32 = -1e38;
 
 var<workgroup> partial: array<vec4<f32>, 64>;
 
@@ -62,7 +62,7 @@ fn attention_forward(
     let rows = t / 8u;
     let lane = t % 8u;
     let queries = min(four(first_query + 4u * rows), vec4<u32>(c.queries - 1u));
-    let limit = select(c.keys, lengths[c.lengths_offset + sequence], c.has_lengths != 0u);
+    let limit = unpadded(sequence);
     let seen = vec4<u32>(
         visible(queries.x, limit),
         visible(queries.y, limit),

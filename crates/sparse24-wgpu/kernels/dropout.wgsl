@@ -1,6 +1,6 @@
 // dropout: x = 0 where the uniform number is below p, else x / (1 - p)
 // drop_sequences: the same, where every `together` elements share a uniform number
-// in   x, the bits of f32 [p,d], in place
+// in   x f32 [p,d], in place
 // out  x
 // pre  `least` is the least word >> 8 whose uniform number is not below p; d at most 2^32
 // acc  the decision in u32: core's bits; one product

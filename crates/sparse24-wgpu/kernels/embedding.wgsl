@@ -1,5 +1,5 @@
 // embed_forward: row i of out = scale * row tokens[i] of E + row i mod length of P
-// in   tokens u32 [p]; E, the bits of f32 [V,d]; P f32 [at least length,d]
+// in   tokens u32 [p]; E f32 [V,d]; P f32 [at least length,d]
 // out  rows f32 [p,d], overwritten; NaN for a token outside V
 // acc  f32
 // ref  sparse24_cpu::embedding

@@ -2,7 +2,7 @@
 // norm_squares: the sum of squares of every 4096 elements, divided by 4^e, where 2^e is the power
 //      of two of the largest magnitude of all gradients
 // norm_total: the L2 norm, from those sums
-// in   g f32 [n]
+// in   g, the bits of f32 [n]
 // out  scratch u32: the largest magnitude's bits, zero before; then the sums f32, overwritten;
 //      health: the norm, and the flag
 // pre  norm_largest and norm_squares: a workgroup per 4096 elements; norm_total: one workgroup
@@ -19,7 +19,7 @@ struct Constants {
     row: u32,
 }
 @group(0) @binding(0) var<uniform> c: Constants;
-@group(0) @binding(2) var<storage, read> g: array<f32>;
+@group(0) @binding(2) var<storage, read> g: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> health: array<atomic<u32>>;
 
@@ -32,7 +32,7 @@ fn norm_largest(
     let block = flat(id, groups, 1u);
     var largest = 0u;
     for (var i = 4096u * block + lane; i < min(4096u * (block + 1u), c.elements); i += 64u) {
-        largest = max(largest, bitcast<u32>(g[c.g_offset + i]) & 0x7fffffffu);
+        largest = max(largest, g[c.g_offset + i] & 0x7fffffffu);
     }
     if largest > 0u {
         atomicMax(&scratch[0], largest);
@@ -60,7 +60,7 @@ fn norm_squares(
     let factor = bitcast<f32>((254u - exponent()) << 23u);
     var sum = 0.0;
     for (var i = 4096u * block + lane; i < min(4096u * (block + 1u), c.elements); i += 64u) {
-        let scaled = g[c.g_offset + i] * factor;
+        let scaled = bitcast<f32>(g[c.g_offset + i]) * factor;
         sum += scaled * scaled;
     }
     sum = workgroup_sum(lane, sum);

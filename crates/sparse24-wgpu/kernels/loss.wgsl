@@ -1,7 +1,7 @@
 // cross_entropy: the loss of each row of logits; overwrites the logits with its gradient
 // in   targets u32 [p]; a target of 0xffffffff contributes nothing; if rows are mixed, second
 //      targets u32 [p] and the shares of the first targets f32 [p]
-// out  logits f32 [p,V], in place; losses f32 [p], overwritten
+// out  logits, the bits of f32 [p,V], in place; losses f32 [p], overwritten
 // pre  a workgroup per row
 // acc  f32: sums of every 64th element, then a tree
 // ref  sparse24_cpu::loss
@@ -23,8 +23,12 @@ struct Constants {
 @group(0) @binding(2) var<storage, read> targets: array<u32>;
 @group(0) @binding(3) var<storage, read> seconds: array<u32>;
 @group(0) @binding(4) var<storage, read> shares: array<f32>;
-@group(0) @binding(5) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(5) var<storage, read_write> logits: array<u32>;
 @group(0) @binding(6) var<storage, read_write> losses: array<u32>;
+
+fn logit(place: u32) -> f32 {
+    return bitcast<f32>(logits[place]);
+}
 
 @compute @workgroup_size(64)
 fn cross_entropy(
@@ -48,23 +52,23 @@ fn cross_entropy(
     var maximum = -3e38;
     var broken = 0.0;
     for (var j = lane; j < c.columns; j += 64u) {
-        maximum = max(maximum, logits[start + j]);
-        broken += select(1.0, 0.0, is_finite(bitcast<u32>(logits[start + j])));
+        maximum = max(maximum, logit(start + j));
+        broken += select(1.0, 0.0, is_finite(logits[start + j]));
     }
     maximum = workgroup_max(lane, maximum);
     broken = workgroup_sum(lane, broken);
     var sum = 0.0;
     var below = 0.0;
     for (var j = lane; j < c.columns; j += 64u) {
-        sum += exp_of(logits[start + j] - maximum);
-        below += logits[start + j] - maximum;
+        sum += exp_of(logit(start + j) - maximum);
+        below += logit(start + j) - maximum;
     }
     sum = workgroup_sum(lane, sum);
     below = workgroup_sum(lane, below);
     let known = max(target_id, second_id) < c.columns && broken == 0.0;
     if lane == 0u {
-        let first = logits[start + min(target_id, c.columns - 1u)] - maximum;
-        let second = logits[start + min(second_id, c.columns - 1u)] - maximum;
+        let first = logit(start + min(target_id, c.columns - 1u)) - maximum;
+        let second = logit(start + min(second_id, c.columns - 1u)) - maximum;
         let hit = share * first + (1.0 - share) * second;
         let expected = (1.0 - c.smoothing) * hit + c.smoothing * below / f32(c.columns);
         let loss = select(NAN, bitcast<u32>(log_of(sum) - expected), known);
@@ -79,13 +83,13 @@ fn cross_entropy(
     let inverse = scale / sum;
     let floor_of = scale * c.smoothing / f32(c.columns);
     for (var j = lane; j < c.columns; j += 64u) {
-        var gradient = exp_of(logits[start + j] - maximum) * inverse - floor_of;
+        var gradient = exp_of(logit(start + j) - maximum) * inverse - floor_of;
         if j == target_id {
             gradient -= scale * (1.0 - c.smoothing) * share;
         }
         if j == second_id {
             gradient -= scale * (1.0 - c.smoothing) * (1.0 - share);
         }
-        logits[start + j] = select(gradient, 0.0, ignored);
+        logits[start + j] = select(bitcast<u32>(gradient), 0u, ignored);
     }
 }

@@ -11,7 +11,7 @@ fn power(x: f32) -> f32 {
     return bitcast<f32>(bitcast<u32>(1.0 + r * slope) + (bitcast<u32>(i32(whole)) << 23u));
 }
 
-// e^x within a few units in the last place, for x at most 88; 0 below -87. NaN stays NaN.
+// e^x within a few units in the last place, for x from -2e38 to 88; 0 below -87.
 fn exp_of(x: f32) -> f32 {
     let whole = round(x * 1.44269504);
     // ln 2 in two parts; the first has 15 bits, so its product with a small integer is exact.

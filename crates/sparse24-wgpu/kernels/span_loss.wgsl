@@ -2,7 +2,7 @@
 //      sequence; logits are overwritten with their gradient
 // in   targets u32 [n*length]: the first that is not 0xffffffff is at the span's first token,
 //      and its value is the position of the last token; lengths u32 [n]
-// out  logits f32 [n*length,2], in place; losses f32 [n], overwritten
+// out  logits, the bits of f32 [n*length,2], in place; losses f32 [n], overwritten
 // pre  a workgroup per sequence
 // acc  f32: sums of every 64th token, then a tree
 // ref  sparse24_cpu::loss
@@ -20,8 +20,12 @@ struct Constants {
 @group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(2) var<storage, read> targets: array<u32>;
 @group(0) @binding(3) var<storage, read> lengths: array<u32>;
-@group(0) @binding(4) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(4) var<storage, read_write> logits: array<u32>;
 @group(0) @binding(5) var<storage, read_write> losses: array<u32>;
+
+fn logit(place: u32) -> f32 {
+    return bitcast<f32>(logits[place]);
+}
 
 @compute @workgroup_size(64)
 fn span_loss(
@@ -51,27 +55,27 @@ fn span_loss(
         let hit = select(first, last, column == 1u);
         var maximum = -3e38;
         for (var i = lane; i < tokens; i += 64u) {
-            maximum = max(maximum, logits[at + i * c.logits_stride]);
-            broken += select(1.0, 0.0, is_finite(bitcast<u32>(logits[at + i * c.logits_stride])));
+            maximum = max(maximum, logit(at + i * c.logits_stride));
+            broken += select(1.0, 0.0, is_finite(logits[at + i * c.logits_stride]));
         }
         maximum = workgroup_max(lane, maximum);
         var sum = 0.0;
         for (var i = lane; i < tokens; i += 64u) {
-            sum += exp_of(logits[at + i * c.logits_stride] - maximum);
+            sum += exp_of(logit(at + i * c.logits_stride) - maximum);
         }
         sum = workgroup_sum(lane, sum);
-        let score = logits[at + min(hit, c.length - 1u) * c.logits_stride];
+        let score = logit(at + min(hit, c.length - 1u) * c.logits_stride);
         loss += 0.5 * (log_of(sum) - (score - maximum));
         storageBarrier();
         workgroupBarrier();
         let scale = 0.5 * state.loss_scale;
         for (var i = lane; i < select(0u, c.length, c.trains != 0u); i += 64u) {
             let to = at + i * c.logits_stride;
-            var gradient = exp_of(logits[to] - maximum) * (scale / sum);
+            var gradient = exp_of(logit(to) - maximum) * (scale / sum);
             if i == hit {
                 gradient -= scale;
             }
-            logits[to] = select(0.0, gradient, known && i < tokens);
+            logits[to] = select(0u, bitcast<u32>(gradient), known && i < tokens);
         }
     }
     broken = workgroup_sum(lane, broken);

@@ -1,6 +1,6 @@
 // squared_error: the loss (z - t)^2 of each row; overwrites z with its gradient
 // in   targets, the bits of f32 t [p]; a target of 0xffffffff contributes nothing
-// out  z f32 [p,1], in place; losses f32 [p], overwritten
+// out  z, the bits of f32 [p,1], in place; losses f32 [p], overwritten
 // pre  an invocation per row
 // acc  f32
 // ref  sparse24_cpu::loss
@@ -16,7 +16,7 @@ struct Constants {
 }
 @group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(2) var<storage, read> targets: array<u32>;
-@group(0) @binding(3) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(3) var<storage, read_write> logits: array<u32>;
 @group(0) @binding(4) var<storage, read_write> losses: array<u32>;
 
 @compute @workgroup_size(64)
@@ -32,11 +32,11 @@ fn squared_error(
     let wanted = targets[c.targets_offset + row];
     let z = logits[at];
     let ignored = wanted == IGNORE;
-    let difference = z - bitcast<f32>(select(wanted, 0u, ignored));
-    let sound = is_finite(bitcast<u32>(z)) && is_finite(select(wanted, 0u, ignored));
+    let difference = bitcast<f32>(z) - bitcast<f32>(select(wanted, 0u, ignored));
+    let sound = is_finite(z) && is_finite(select(wanted, 0u, ignored));
     let loss = select(NAN, bitcast<u32>(difference * difference), sound);
     losses[c.losses_offset + row] = select(loss, 0u, ignored);
     if c.trains != 0u {
-        logits[at] = select(2.0 * state.loss_scale * difference, 0.0, ignored);
+        logits[at] = select(bitcast<u32>(2.0 * state.loss_scale * difference), 0u, ignored);
     }
 }

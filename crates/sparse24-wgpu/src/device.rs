@@ -351,11 +351,14 @@ pub(crate) mod tests {
 
     #[test]
     fn wrong_results_are_named() {
-        let wrong: [(&'static Kernel, _); 4] = [
+        let wrong: [(&'static Kernel, _); 7] = [
             (&kernels::MASK_SEARCH, "masks"),
             (&kernels::ROW_MASK_SEARCH, "masks"),
+            (&kernels::COLUMN_MASK_SEARCH, "masks"),
             (&kernels::MVUE_COMPRESS, "sampled gradients"),
+            (&kernels::GEMM, "products"),
             (&kernels::GEMM_FOURS, "products"),
+            (&kernels::GEMM_LARGE, "products"),
         ];
         for (kernel, expected) in wrong {
             let Some(mut device) = open() else { return };

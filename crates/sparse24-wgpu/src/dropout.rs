@@ -47,9 +47,13 @@ pub(crate) fn least(p: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use sparse24_core::philox::uniform;
+    use sparse24_core::{
+        op::StepState,
+        philox::{Purpose, Site, uniform},
+    };
 
     use super::least;
+    use crate::{device::tests::open, kernels::Kernel};
 
     #[test]
     fn the_least_kept_word() {
@@ -57,6 +61,38 @@ mod tests {
             let least = least(p);
             assert!(uniform(least << 8) >= p, "{p}");
             assert!(least == 0 || uniform((least - 1) << 8) < p, "{p}");
+        }
+    }
+
+    /// All bits of Philox, of which kernels use the upper 24.
+    #[test]
+    fn random_words_are_those_of_core() {
+        static WORDS: Kernel = Kernel {
+            name: "words",
+            source: concat!(
+                include_str!("../kernels/interface.wgsl"),
+                include_str!("../kernels/philox.wgsl"),
+                "@group(0) @binding(0) var<uniform> site: u32;
+                @group(0) @binding(2) var<storage, read_write> out: array<vec4<u32>>;
+                @compute @workgroup_size(64)
+                fn words(@builtin(global_invocation_id) id: vec3<u32>) {
+                    out[id.x] = philox(id.x * 0x9e3779b1u, site);
+                }",
+            ),
+            inputs: 0,
+            outputs: 1,
+        };
+        let Some(mut device) = open() else { return };
+        let out = device.alloc("words", [1 << 16, 4], "test").unwrap();
+        for (seed, step, site) in [(u64::MAX / 3, 41, 5), (1 << 63 | 7, u32::MAX, 0xff_ffff)] {
+            let site = Site::new(Purpose::Dropout, site);
+            let state = StepState { seed, step, micro_step: step / 3, ..StepState::default() };
+            device.set_step(&state).unwrap();
+            device.run(&WORDS, [out], &[site.word()], 1 << 10).unwrap();
+            let stream = state.stream(site);
+            let calls = (0..1 << 16).map(|i: u32| i.wrapping_mul(0x9e37_79b1));
+            let expected = calls.flat_map(|call| stream.words(call));
+            assert!(device.download(out).unwrap().into_iter().eq(expected), "{state:?}");
         }
     }
 }

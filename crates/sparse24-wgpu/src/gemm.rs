@@ -1,7 +1,8 @@
 //! Dense products: the three products of a linear layer.
 //!
 //! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Each element is
-//! one sum over ascending k, so its bits do not depend on the size of the output tile.
+//! one sum over ascending k, so its bits do not depend on the size of the output tile on the
+//! adapters tested, lavapipe and NVIDIA's. WGSL would let each kernel fuse its own multiply-adds.
 
 use sparse24_core::op::Accumulate;
 
@@ -37,12 +38,18 @@ enum Transposed {
     Yes,
 }
 
-/// The kernel for a product, and the side of its output tiles.
-fn chosen([m, n]: [usize; 2], a: Matrix, b: Matrix) -> (&'static Kernel, usize) {
+/// A kernel of products, and the side of its output tiles.
+pub(crate) type Tiled = (&'static Kernel, usize);
+pub(crate) static KERNELS: [Tiled; 3] =
+    [(&kernels::GEMM, TILE), (&kernels::GEMM_FOURS, TILE), (&kernels::GEMM_LARGE, LARGE_TILE)];
+
+/// The kernel for a product.
+fn chosen([m, n]: [usize; 2], a: Matrix, b: Matrix) -> Tiled {
+    let [singles, fours, large] = KERNELS;
     match a.has_fours() && b.has_fours() {
-        false => (&kernels::GEMM, TILE),
-        true if tiles([m, n], LARGE_TILE) < ENOUGH => (&kernels::GEMM_FOURS, TILE),
-        true => (&kernels::GEMM_LARGE, LARGE_TILE),
+        false => singles,
+        true if tiles([m, n], LARGE_TILE) < ENOUGH => fours,
+        true => large,
     }
 }
 
@@ -98,6 +105,18 @@ fn gemm(
     let (kernel, side) = chosen(out.shape, a, b);
     let operands = [a, b, bias.unwrap_or(b), out];
     device.run(kernel, operands, &constants, tiles(out.shape, side))
+}
+
+/// out = W W^T by this kernel: w `[r, q]`, out `[r, r]`.
+pub(crate) fn square(
+    device: &mut Device,
+    (kernel, side): Tiled,
+    w: Matrix,
+    out: Matrix,
+) -> Result<(), Error> {
+    let (of_w, transposed) = ((w, Transposed::No), (w, Transposed::Yes));
+    let constants = constants(of_w, transposed, None, out, Accumulate::Overwrite)?;
+    device.run(kernel, [w, w, w, out], &constants, tiles(out.shape, side))
 }
 
 /// Z = X W^T + b: x `[p, q]`, w `[r, q]`, bias `[1, r]`, z `[p, r]`.

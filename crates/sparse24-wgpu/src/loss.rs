@@ -102,10 +102,10 @@ pub fn span_loss(
     losses: Matrix,
 ) -> Result<(), Error> {
     let ([p, _], [n, _]) = (logits.shape, lengths.shape);
-    check_shape("span loss", "logits", [p, 2], logits)?;
+    let ([offset, stride], length) = (logits.place(), p / n.max(1));
+    check_shape("span loss", "logits", [n * length, 2], logits)?;
     check_shape("span loss", "targets", [p, 1], targets)?;
     check_shape("span loss", "losses", [n, 1], losses)?;
-    let ([offset, stride], length) = (logits.place(), p / n.max(1));
     let [of_targets, of_lengths, of_losses] = [targets, lengths, losses].map(|m| m.offset as u32);
     let (n, length) = (n as u32, length as u32);
     let constants = [offset, stride, of_targets, of_lengths, of_losses, n, length, trains(pass)];

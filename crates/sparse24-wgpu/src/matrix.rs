@@ -69,7 +69,7 @@ impl Tiles {
     /// The mask with these words, as they were copied from the device.
     ///
     /// # Errors
-    /// [`Error`] unless there are as many words as the tiles need.
+    /// [`Error`] if there are fewer words than the tiles need.
     pub fn mask(self, words: &[u32]) -> Result<Mask, Error> {
         let mut tiles: Vec<u16> =
             words.iter().flat_map(|&word| [word as u16, (word >> 16) as u16]).collect();

@@ -10,7 +10,7 @@ use sparse24_core::{
     search,
 };
 
-use crate::{Device, Error, gemm::linear_forward, mvue::mvue_compress, search::mask_search};
+use crate::{Device, Error, gemm, mvue::mvue_compress, search::mask_search};
 
 const SITE: Site = Site::new(Purpose::Mvue, 1);
 const SIDE: usize = 128;
@@ -37,8 +37,8 @@ impl Device {
     }
 }
 
-/// Compares the masks of 1024 tiles and the samples of 4096 groups with core's, and a product of
-/// integers, which f32 computes exactly, with the host's.
+/// Compares masks of 1024 tiles and the samples of 4096 groups with core's, and a product of
+/// integers by each kernel, which f32 computes exactly, with the host's.
 pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.
@@ -49,7 +49,7 @@ pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let w = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
     device.upload(w, &bits)?;
     let mask = device.alloc_tiles([SIDE, SIDE], PURPOSE)?;
-    for kind in [MaskKind::Transposable, MaskKind::RowWise] {
+    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
         mask_search(device, w, kind, mask)?;
         let copied = device.copy_out(&[mask.words])?;
         device.arrivals().all().await;
@@ -72,12 +72,16 @@ pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let integers = values.map(|x| f32::from(x.to_bits() as u8) - 128.0);
     let bits: Vec<u32> = integers.iter().map(|x| x.to_bits()).collect();
     device.upload(w, &bits)?;
-    linear_forward(device, w, w, None, out)?;
-    let copied = device.copy_out(&[out])?;
-    device.arrivals().all().await;
-    let found = copied.read()?.swap_remove(0);
-    if found.iter().zip(&integers.dot(&integers.t())).any(|(&found, x)| found != x.to_bits()) {
-        return Err(wrong(device, "products"));
+    let expected = integers.dot(&integers.t());
+    for kernel in gemm::KERNELS {
+        let out = device.realloc(out, "self-test", [SIDE, SIDE])?;
+        gemm::square(device, kernel, w, out)?;
+        let copied = device.copy_out(&[out])?;
+        device.arrivals().all().await;
+        let found = copied.read()?.swap_remove(0);
+        if found.iter().zip(&expected).any(|(&found, x)| found != x.to_bits()) {
+            return Err(wrong(device, "products"));
+        }
     }
     Ok(())
 }

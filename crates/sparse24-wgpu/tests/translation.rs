@@ -1,6 +1,7 @@
 //! Every kernel is valid WGSL, and translates to SPIR-V, MSL and HLSL. Needs no GPU.
 
 use naga::{
+    Expression, ScalarKind,
     back::{hlsl, msl, spv},
     valid::{Capabilities, ValidationFlags, Validator},
 };
@@ -45,5 +46,28 @@ fn kernels_name_their_bindings() {
         let read = naga::StorageAccess::LOAD;
         let bindings = [storage(read), storage(read | naga::StorageAccess::STORE)];
         assert_eq!(bindings, [kernel.inputs, kernel.outputs], "{}", kernel.name);
+    }
+}
+
+/// WGSL lets an adapter change a NaN or a subnormal number when it is loaded as f32.
+#[test]
+fn bits_are_not_loaded_as_numbers() {
+    for kernel in KERNELS {
+        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
+        let functions = module.functions.iter().map(|(_, function)| function);
+        let functions = functions.chain(module.entry_points.iter().map(|entry| &entry.function));
+        for expressions in functions.map(|function| &function.expressions) {
+            let of_a_load = |expression: &Expression| match *expression {
+                Expression::As { expr, kind: ScalarKind::Uint, convert: None } => {
+                    let Expression::Load { pointer } = expressions[expr] else { return false };
+                    let Expression::Access { base, .. } = expressions[pointer] else {
+                        return false;
+                    };
+                    matches!(expressions[base], Expression::GlobalVariable(_))
+                }
+                _ => false,
+            };
+            assert!(!expressions.iter().any(|(_, of)| of_a_load(of)), "{}", kernel.name);
+        }
     }
 }

@@ -9,6 +9,7 @@ use sparse24_wgpu::{Device, Error};
 mod discrete;
 mod products;
 mod queue;
+mod sequences;
 
 /// The first adapter.
 fn open() -> Option<Device> {
