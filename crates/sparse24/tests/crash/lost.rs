@@ -4,7 +4,9 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::support::{Place, SAVED, TINY, is_like};
@@ -25,6 +27,19 @@ fn driver() -> PathBuf {
     folder.join("lost.json")
 }
 
+/// The output of a command, which is killed if it has not ended after two minutes.
+fn ended(mut command: Command) -> Output {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > Duration::from_secs(120) {
+            child.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
 #[test]
 fn a_run_whose_gpu_is_lost_resumes_to_the_same_bits() {
     let (place, driver) = (Place::new(), driver());
@@ -43,14 +58,20 @@ fn a_run_whose_gpu_is_lost_resumes_to_the_same_bits() {
     assert_eq!(saved.len(), 4, "{said}");
     let end = |run| (place.saved(run, 12), place.timeless(run));
     let events = place.read("trace").len();
-    let mut kept = Vec::new();
-    for at in (1..6).map(|part| events * part / 6) {
-        let lost = command(&format!("{train} run")).env("LOST_AT", at.to_string()).output();
-        let lost = lost.unwrap();
+    let lose = |at: usize, out: &str| {
+        let mut command = command(&format!("{train} {out}"));
+        command.env("LOST_AT", at.to_string());
+        let lost = ended(command);
         let said = String::from_utf8_lossy(&lost.stderr);
         let error = said.lines().last().unwrap_or_default();
         let expected = "error: the GPU was lost*resume the run from its last checkpoint";
         assert!(lost.status.code() == Some(6) && is_like(error, expected), "{at}: {said}");
+    };
+    // The self-test has these.
+    (0..10).for_each(|at| lose(at, &format!("unopened-{at}")));
+    let mut kept = Vec::new();
+    for at in (1..6).map(|part| events * part / 6) {
+        lose(at, "run");
         let [is_begun, is_saved] =
             ["run/config.toml", "run/checkpoints"].map(|name| place.path(name).exists());
         let left = if is_saved { place.checkpoints("run") } else { Vec::new() };
