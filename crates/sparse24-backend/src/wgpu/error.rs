@@ -16,8 +16,8 @@ impl From<Refusal> for Error {
                  model.activation_checkpointing = \"blocks\", or train a smaller model"
             )),
             lost @ Refusal::Lost(_) => Self::Device(format!(
-                "{lost}; resume the run from its last checkpoint, with a smaller batch.size if \
-                 the driver ended work that took too long"
+                "{lost}; a driver may end work that takes too long, which a smaller batch.size makes \
+                 shorter"
             )),
             other => Self::Device(other.to_string()),
         }

@@ -64,17 +64,24 @@ fn a_run_whose_gpu_is_lost_resumes_to_the_same_bits() {
         let lost = ended(command);
         let said = String::from_utf8_lossy(&lost.stderr);
         let error = said.lines().last().unwrap_or_default();
-        let expected = "error: the GPU was lost*resume the run from its last checkpoint";
+        let expected = "error: the GPU was lost*a smaller batch.size";
         assert!(lost.status.code() == Some(6) && is_like(error, expected), "{at}: {said}");
+        error.to_owned()
     };
     // The self-test has these.
-    (0..10).for_each(|at| lose(at, &format!("unopened-{at}")));
+    for at in 0..10 {
+        let error = lose(at, &format!("unopened-{at}"));
+        assert!(!error.contains("resume"), "{error}");
+    }
     let mut kept = Vec::new();
     for at in (1..6).map(|part| events * part / 6) {
-        lose(at, "run");
+        let error = lose(at, "run");
         let [is_begun, is_saved] =
             ["run/config.toml", "run/checkpoints"].map(|name| place.path(name).exists());
         let left = if is_saved { place.checkpoints("run") } else { Vec::new() };
+        let advice = "; a resume continues from the checkpoint of step ";
+        let told = error.split_once(advice).map(|(_, step)| format!("step-{step:0>8}"));
+        assert_eq!(told.as_ref(), left.last(), "{at}: {error}");
         for name in &left {
             let [found, whole] =
                 ["run", "whole"].map(|run| place.tree(&format!("{run}/checkpoints/{name}")));
