@@ -10,7 +10,10 @@ use std::{
 
 use sparse24_core::op::StepState;
 
-use crate::{Error, Matrix, kernels::Kernel};
+use crate::{
+    Error, Matrix,
+    kernels::{Kernel, NEEDS},
+};
 
 mod adapters;
 mod arrivals;
@@ -87,11 +90,12 @@ impl Device {
     /// Opens an adapter without testing it.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened.
+    /// [`Error::NoAdapter`]; [`Error::Limit`]; [`Error::Driver`] if it cannot be opened.
     pub(crate) async fn request_untested(number: usize) -> Result<Self, Error> {
         let adapter = adapter(number).await?;
-        let descriptor =
-            wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let required_limits = adapter.limits();
+        check_limits(&required_limits, || described(&adapter.get_info()))?;
+        let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
         let (device, queue) = adapter
             .request_device(&descriptor)
             .await
@@ -269,6 +273,21 @@ impl Device {
     }
 }
 
+/// Refuses limits that are below the needs of the kernels.
+fn check_limits(limits: &wgpu::Limits, adapter: impl Fn() -> String) -> Result<(), Error> {
+    let found = [
+        limits.max_compute_workgroup_storage_size,
+        limits.max_storage_buffers_per_shader_stage,
+        limits.max_compute_invocations_per_workgroup,
+    ];
+    match found.into_iter().zip(NEEDS).find(|(found, (_, needed))| found < needed) {
+        None => Ok(()),
+        Some((found, (limit, needed))) => {
+            Err(Error::Limit { adapter: adapter(), limit, found, needed })
+        }
+    }
+}
+
 /// A grid of at least `groups` workgroups, continued in y where x is too small.
 fn grid(groups: usize) -> [u32; 2] {
     /// The smallest limit that WebGPU allows.
@@ -279,7 +298,7 @@ fn grid(groups: usize) -> [u32; 2] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Device, Failure, grid, queue};
+    use super::{Device, Failure, check_limits, grid, queue};
     use crate::{
         Error,
         kernels::{self, Kernel},
@@ -307,6 +326,16 @@ pub(crate) mod tests {
             assert!(x <= 65535 && y <= 65535, "{groups}: {x} x {y}");
             assert!((groups..groups + y).contains(&(x * y)), "{groups}: {x} x {y}");
         }
+    }
+
+    #[test]
+    fn an_adapter_below_the_needs_is_refused() {
+        let limits = wgpu::Limits::default();
+        assert_eq!(check_limits(&limits, String::new), Ok(()));
+        let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 7, ..limits };
+        let error = check_limits(&few, || "x".to_owned()).unwrap_err().to_string();
+        let expected = "x has a max_storage_buffers_per_shader_stage of 7, but 8 are needed";
+        assert!(error.starts_with(expected), "{error}");
     }
 
     #[test]

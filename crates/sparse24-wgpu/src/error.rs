@@ -26,6 +26,21 @@ pub enum Error {
         /// The operation.
         what: &'static str,
     },
+    /// The adapter allows less than the kernels need.
+    #[error(
+        "{adapter} has a {limit} of {found}, but {needed} are needed; update its driver, or choose \
+         another adapter"
+    )]
+    Limit {
+        /// The adapter.
+        adapter: String,
+        /// WebGPU's name of the limit.
+        limit: &'static str,
+        /// Its value on the adapter.
+        found: u32,
+        /// The smallest value with which all kernels run.
+        needed: u32,
+    },
     /// A matrix is larger than a binding of this device can be.
     #[error("{name} needs {bytes} bytes, but a binding of this device holds at most {limit}")]
     TooLarge {
