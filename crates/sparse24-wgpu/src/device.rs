@@ -56,8 +56,7 @@ pub struct Device {
 /// A failure that the driver reported asynchronously.
 enum Failure {
     Memory,
-    Lost(String),
-    Driver(String),
+    Other(Error),
 }
 
 /// The first failure that the driver reported.
@@ -73,8 +72,7 @@ impl Failed {
     fn check(&self, held: impl FnOnce() -> u64) -> Result<(), Error> {
         match &*self.0.lock().expect("no holder panics") {
             None => Ok(()),
-            Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
-            Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
+            Some(Failure::Other(error)) => Err(error.clone()),
             Some(Failure::Memory) => {
                 let what = "the driver could allocate none for queued work or copies".to_owned();
                 Err(Error::OutOfMemory { what, held: held() })
@@ -105,14 +103,18 @@ impl Device {
         device.on_uncaptured_error(Arc::new(move |error| {
             of_errors.report(match error {
                 wgpu::Error::OutOfMemory { .. } => Failure::Memory,
-                error => Failure::Driver(error.to_string()),
+                invalid @ wgpu::Error::Validation { .. } => {
+                    Failure::Other(Error::Invalid(invalid.to_string()))
+                }
+                error => Failure::Other(Error::Driver(error.to_string())),
             });
         }));
         let of_loss = failure.clone();
         device.set_device_lost_callback(move |_, message| {
             // Running out of memory for anything but a buffer loses the device.
             let of_memory = message.to_lowercase().contains("out of memory");
-            of_loss.report(if of_memory { Failure::Memory } else { Failure::Lost(message) });
+            let other = || Failure::Other(Error::Lost(message));
+            of_loss.report(if of_memory { Failure::Memory } else { other() });
         });
         let state = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("step state"),
@@ -157,7 +159,7 @@ impl Device {
     /// Sets the step state that the following operations read.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Driver`] of earlier work.
+    /// [`Error::Lost`], [`Error::Driver`] or [`Error::Invalid`] of earlier work.
     pub fn set_step(&mut self, state: &StepState) -> Result<(), Error> {
         self.submit()?;
         let [first, second] = state.bias_corrections;
@@ -341,6 +343,12 @@ pub(crate) mod tests {
     #[test]
     fn failures_end_all_that_follows() {
         type Case = (fn(&Device), fn(&Error) -> bool);
+        const INVALID: wgpu::BufferDescriptor<'_> = wgpu::BufferDescriptor {
+            label: None,
+            size: 4,
+            usage: wgpu::BufferUsages::empty(),
+            mapped_at_creation: false,
+        };
         let cases: [Case; 3] = [
             (|device| device.device.destroy(), |error| matches!(error, Error::Lost(_))),
             (
@@ -348,8 +356,8 @@ pub(crate) mod tests {
                 |error| matches!(error, Error::OutOfMemory { .. }),
             ),
             (
-                |device| device.failure.report(Failure::Driver("x".to_owned())),
-                |error| *error == Error::Driver("x".to_owned()),
+                |device| drop(device.device.create_buffer(&INVALID)),
+                |error| matches!(error, Error::Invalid(_)),
             ),
         ];
         for (fail, is_expected) in cases {

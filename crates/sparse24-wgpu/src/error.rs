@@ -65,6 +65,9 @@ pub enum Error {
     /// The driver refused or failed.
     #[error("the GPU driver failed: {0}")]
     Driver(String),
+    /// The calls of this crate are not valid: a defect of it or its caller.
+    #[error("the GPU refuses invalid work: {0}")]
+    Invalid(String),
     /// An operand has the wrong shape.
     #[error("{operation}: expected {operand} to be {expected:?}, found {found:?}")]
     Shape {
