@@ -250,6 +250,10 @@ impl Device {
         groups: usize,
     ) -> Result<(), Error> {
         assert_eq!(N, kernel.inputs + kernel.outputs, "bindings of {}", kernel.name);
+        // Buffers are bound as a whole.
+        let (inputs, outputs) = matrices.split_at(kernel.inputs);
+        let is_input = |output: &Matrix| inputs.iter().any(|m| m.buffer == output.buffer);
+        assert!(!outputs.iter().any(is_input), "{} writes a buffer that it reads", kernel.name);
         if groups == 0 {
             return Ok(());
         }
