@@ -22,6 +22,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoAdapter`]; [`Error::Limit`]; [`Error::Driver`] if it cannot be opened;
     /// [`Error::WrongResults`] if its results are not core's.
+    #[cfg(not(target_family = "wasm"))]
     pub fn open(number: usize) -> Result<Self, Error> {
         pollster::block_on(Self::request(number))
     }

@@ -1,9 +1,10 @@
 //! The adapters of this machine.
 
-use super::Device;
 use crate::Error;
 
-impl Device {
+// A web page may not block.
+#[cfg(not(target_family = "wasm"))]
+impl super::Device {
     /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
     #[must_use]
     pub fn adapters() -> Vec<String> {
