@@ -1,18 +1,19 @@
-//! A run whose GPU is lost, by a Vulkan driver (`lost.c`) that stops working at a chosen submission
-//! or wait.
+//! A run whose GPU is lost or lacks memory, by a Vulkan driver (`lost.c`) that stops working at a
+//! chosen submission or wait, or refuses large allocations.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    sync::LazyLock,
     thread,
     time::{Duration, Instant},
 };
 
 use crate::support::{Place, SAVED, TINY, is_like};
 
-/// Compiles the driver; returns the file by which Vulkan finds it.
-fn driver() -> PathBuf {
+/// The file by which Vulkan finds the driver, which is compiled once.
+static DRIVER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/crash/lost.c");
     let library = folder.join("liblost.so");
@@ -25,10 +26,10 @@ fn driver() -> PathBuf {
     });
     fs::write(folder.join("lost.json"), manifest.to_string()).unwrap();
     folder.join("lost.json")
-}
+});
 
 /// The output of a command, which is killed if it has not ended after two minutes.
-fn ended(mut command: Command) -> Output {
+fn ended(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -40,12 +41,28 @@ fn ended(mut command: Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// The first 64 MiB are one allocation; activations need more.
+#[test]
+fn memory_that_is_refused_is_named_by_its_tensor() {
+    let place = Place::new();
+    let line = format!("train {TINY} --set batch.size=9000 --backend wgpu --out run");
+    let mut command = place.command(&line);
+    command.env("VK_ICD_FILENAMES", &*DRIVER).env_remove("VK_DRIVER_FILES");
+    let refused = ended(command.env("LOST_ABOVE", (64 << 20).to_string()));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    if said.contains("no GPU adapter") && env::var_os("SPARSE24_REQUIRE_WGPU").is_none() {
+        return println!("skipped: {said}");
+    }
+    let expected = "error: out of GPU memory: h.*bytes are already allocated; lower batch.size";
+    assert!(refused.status.code() == Some(6) && is_like(&said, expected), "{said}");
+}
+
 #[test]
 fn a_run_whose_gpu_is_lost_resumes_to_the_same_bits() {
-    let (place, driver) = (Place::new(), driver());
+    let place = Place::new();
     let command = |line: &str| {
         let mut command = place.command(line);
-        command.env("VK_ICD_FILENAMES", &driver).env_remove("VK_DRIVER_FILES");
+        command.env("VK_ICD_FILENAMES", &*DRIVER).env_remove("VK_DRIVER_FILES");
         command
     };
     let train = format!("train {TINY} {SAVED} --backend wgpu --out");
@@ -59,9 +76,7 @@ fn a_run_whose_gpu_is_lost_resumes_to_the_same_bits() {
     let end = |run| (place.saved(run, 12), place.timeless(run));
     let events = place.read("trace").len();
     let lose = |at: usize, out: &str| {
-        let mut command = command(&format!("{train} {out}"));
-        command.env("LOST_AT", at.to_string());
-        let lost = ended(command);
+        let lost = ended(command(&format!("{train} {out}")).env("LOST_AT", at.to_string()));
         let said = String::from_utf8_lossy(&lost.stderr);
         let error = said.lines().last().unwrap_or_default();
         let expected = "error: the GPU was lost*a smaller batch.size";
