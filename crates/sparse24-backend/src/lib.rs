@@ -187,7 +187,7 @@ pub const BACKENDS: &[BackendEntry] = &[
         footprint: || Box::new(cuda::CudaFootprint),
         open: |settings| Ok(Box::new(cuda::CudaBackend::open(settings)?)),
     },
-    #[cfg(feature = "wgpu")]
+    #[cfg(all(feature = "wgpu", not(target_family = "wasm")))]
     BackendEntry {
         name: "wgpu",
         placement: wgpu::placement,

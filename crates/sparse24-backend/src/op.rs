@@ -1,7 +1,7 @@
 //! The operations of a backend. A record names its operands and gives the equation between them;
 //! shapes are `[rows, columns]`, with tokens p, in-features q, out-features r.
 //!
-//! Outputs never alias inputs unless a record says "in place".
+//! Outputs never alias inputs, or lie in an allocation of one, unless a record says "in place".
 
 use super::Tensor;
 

@@ -19,7 +19,7 @@ use sparse24_wgpu::{
 use self::buffers::{Buffers, Scratch};
 use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
-    MaskId, Memory, Op, PendingCount, PendingReport, Placement, Region, StepReport, Tensor,
+    MaskId, Memory, Op, PendingCount, PendingReport, Region, StepReport, Tensor,
 };
 use crate::Error;
 
@@ -71,6 +71,7 @@ pub fn capabilities() -> Capabilities {
 /// Names of this machine's adapters, in the order of their numbers in [`BackendSettings::gpu`]:
 /// GPUs first, then software adapters, which run on the CPU.
 #[must_use]
+#[cfg(not(target_family = "wasm"))]
 pub fn adapters() -> Vec<String> {
     Gpu::adapters()
 }
@@ -78,14 +79,16 @@ pub fn adapters() -> Vec<String> {
 /// Where the buffers of an adapter are, by its number: those of software adapters and integrated
 /// GPUs are in this machine's memory.
 #[must_use]
-pub fn placement(number: usize) -> Placement {
-    if Gpu::is_in_main_memory(number) { Placement::Host } else { Placement::Device }
+#[cfg(not(target_family = "wasm"))]
+pub fn placement(number: usize) -> super::Placement {
+    if Gpu::is_in_main_memory(number) { super::Placement::Host } else { super::Placement::Device }
 }
 
 /// The limits on the adapter of this number, before it is opened; `None` if there are no adapters.
 ///
 /// # Errors
 /// [`Error::Device`] if there are adapters, but none with this number.
+#[cfg(not(target_family = "wasm"))]
 pub fn device_capabilities(number: usize) -> Result<Option<Capabilities>, Error> {
     match Gpu::largest_on(number) {
         Ok(bytes) => Ok(Some(with_tensors_of(bytes))),
@@ -105,6 +108,7 @@ impl WgpuBackend {
     /// # Errors
     /// [`Error::Device`] if there is no such adapter or it fails its test; [`Error::Setting`] for
     /// an arithmetic other than f32.
+    #[cfg(not(target_family = "wasm"))]
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
         Self::new(Gpu::open(settings.gpu)?, settings)
     }

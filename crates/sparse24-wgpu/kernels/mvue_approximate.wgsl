@@ -51,11 +51,12 @@ fn without(group: vec4<u32>, skip: u32) -> u32 {
     return sum;
 }
 
-// The magnitude of a kept element over its probability.
+// The magnitude of a kept element over its probability, both divided by the magnitude, which may
+// be too small to divide by.
 fn estimate(group: vec4<f32>, i: u32) -> f32 {
     var a = group;
     let total = (a.x + a.y) + (a.z + a.w);
-    var probability = a[i] / total;
+    var inverse = 1.0 / total;
     for (var j = 0u; j < 4u; j += 1u) {
         if j != i {
             var rest = 0.0;
@@ -63,10 +64,10 @@ fn estimate(group: vec4<f32>, i: u32) -> f32 {
                 rest += select(a[l], 0.0, l == j);
             }
             // If one element is far larger, the others count as zero.
-            probability += a[j] / total * (a[i] / max(rest, 1.1754944e-38));
+            inverse += a[j] / total / max(rest, 1.1754944e-38);
         }
     }
-    return a[i] / max(probability, 1.1754944e-38);
+    return 1.0 / inverse;
 }
 
 // 2^n, or the nearest power of two that is a normal number.

@@ -10,7 +10,10 @@ use std::{
 
 use sparse24_core::op::StepState;
 
-use crate::{Error, Matrix, kernels::Kernel};
+use crate::{
+    Error, Matrix,
+    kernels::{Kernel, NEEDS},
+};
 
 mod adapters;
 mod arrivals;
@@ -53,8 +56,7 @@ pub struct Device {
 /// A failure that the driver reported asynchronously.
 enum Failure {
     Memory,
-    Lost(String),
-    Driver(String),
+    Other(Error),
 }
 
 /// The first failure that the driver reported.
@@ -70,8 +72,7 @@ impl Failed {
     fn check(&self, held: impl FnOnce() -> u64) -> Result<(), Error> {
         match &*self.0.lock().expect("no holder panics") {
             None => Ok(()),
-            Some(Failure::Lost(message)) => Err(Error::Lost(message.clone())),
-            Some(Failure::Driver(message)) => Err(Error::Driver(message.clone())),
+            Some(Failure::Other(error)) => Err(error.clone()),
             Some(Failure::Memory) => {
                 let what = "the driver could allocate none for queued work or copies".to_owned();
                 Err(Error::OutOfMemory { what, held: held() })
@@ -87,11 +88,12 @@ impl Device {
     /// Opens an adapter without testing it.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened.
+    /// [`Error::NoAdapter`]; [`Error::Limit`]; [`Error::Driver`] if it cannot be opened.
     pub(crate) async fn request_untested(number: usize) -> Result<Self, Error> {
         let adapter = adapter(number).await?;
-        let descriptor =
-            wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let required_limits = adapter.limits();
+        check_limits(&required_limits, || described(&adapter.get_info()))?;
+        let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
         let (device, queue) = adapter
             .request_device(&descriptor)
             .await
@@ -101,14 +103,18 @@ impl Device {
         device.on_uncaptured_error(Arc::new(move |error| {
             of_errors.report(match error {
                 wgpu::Error::OutOfMemory { .. } => Failure::Memory,
-                error => Failure::Driver(error.to_string()),
+                invalid @ wgpu::Error::Validation { .. } => {
+                    Failure::Other(Error::Invalid(invalid.to_string()))
+                }
+                error => Failure::Other(Error::Driver(error.to_string())),
             });
         }));
         let of_loss = failure.clone();
         device.set_device_lost_callback(move |_, message| {
             // Running out of memory for anything but a buffer loses the device.
             let of_memory = message.to_lowercase().contains("out of memory");
-            of_loss.report(if of_memory { Failure::Memory } else { Failure::Lost(message) });
+            let other = || Failure::Other(Error::Lost(message));
+            of_loss.report(if of_memory { Failure::Memory } else { other() });
         });
         let state = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("step state"),
@@ -153,7 +159,7 @@ impl Device {
     /// Sets the step state that the following operations read.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Driver`] of earlier work.
+    /// [`Error::Lost`], [`Error::Driver`] or [`Error::Invalid`] of earlier work.
     pub fn set_step(&mut self, state: &StepState) -> Result<(), Error> {
         self.submit()?;
         let [first, second] = state.bias_corrections;
@@ -244,6 +250,10 @@ impl Device {
         groups: usize,
     ) -> Result<(), Error> {
         assert_eq!(N, kernel.inputs + kernel.outputs, "bindings of {}", kernel.name);
+        // Buffers are bound as a whole.
+        let (inputs, outputs) = matrices.split_at(kernel.inputs);
+        let is_input = |output: &Matrix| inputs.iter().any(|m| m.buffer == output.buffer);
+        assert!(!outputs.iter().any(is_input), "{} writes a buffer that it reads", kernel.name);
         if groups == 0 {
             return Ok(());
         }
@@ -269,6 +279,21 @@ impl Device {
     }
 }
 
+/// Refuses limits that are below the needs of the kernels.
+fn check_limits(limits: &wgpu::Limits, adapter: impl Fn() -> String) -> Result<(), Error> {
+    let found = [
+        limits.max_compute_workgroup_storage_size,
+        limits.max_storage_buffers_per_shader_stage,
+        limits.max_compute_invocations_per_workgroup,
+    ];
+    match found.into_iter().zip(NEEDS).find(|(found, (_, needed))| found < needed) {
+        None => Ok(()),
+        Some((found, (limit, needed))) => {
+            Err(Error::Limit { adapter: adapter(), limit, found, needed })
+        }
+    }
+}
+
 /// A grid of at least `groups` workgroups, continued in y where x is too small.
 fn grid(groups: usize) -> [u32; 2] {
     /// The smallest limit that WebGPU allows.
@@ -279,7 +304,7 @@ fn grid(groups: usize) -> [u32; 2] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Device, Failure, grid, queue};
+    use super::{Device, Failure, check_limits, grid, queue};
     use crate::{
         Error,
         kernels::{self, Kernel},
@@ -310,8 +335,24 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn an_adapter_below_the_needs_is_refused() {
+        let limits = wgpu::Limits::default();
+        assert_eq!(check_limits(&limits, String::new), Ok(()));
+        let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 7, ..limits };
+        let error = check_limits(&few, || "x".to_owned()).unwrap_err().to_string();
+        let expected = "x has a max_storage_buffers_per_shader_stage of 7, but 8 are needed";
+        assert!(error.starts_with(expected), "{error}");
+    }
+
+    #[test]
     fn failures_end_all_that_follows() {
         type Case = (fn(&Device), fn(&Error) -> bool);
+        const INVALID: wgpu::BufferDescriptor<'_> = wgpu::BufferDescriptor {
+            label: None,
+            size: 4,
+            usage: wgpu::BufferUsages::empty(),
+            mapped_at_creation: false,
+        };
         let cases: [Case; 3] = [
             (|device| device.device.destroy(), |error| matches!(error, Error::Lost(_))),
             (
@@ -319,8 +360,8 @@ pub(crate) mod tests {
                 |error| matches!(error, Error::OutOfMemory { .. }),
             ),
             (
-                |device| device.failure.report(Failure::Driver("x".to_owned())),
-                |error| *error == Error::Driver("x".to_owned()),
+                |device| drop(device.device.create_buffer(&INVALID)),
+                |error| matches!(error, Error::Invalid(_)),
             ),
         ];
         for (fail, is_expected) in cases {

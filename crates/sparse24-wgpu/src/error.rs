@@ -26,6 +26,21 @@ pub enum Error {
         /// The operation.
         what: &'static str,
     },
+    /// The adapter allows less than the kernels need.
+    #[error(
+        "{adapter} has a {limit} of {found}, but {needed} are needed; update its driver, or choose \
+         another adapter"
+    )]
+    Limit {
+        /// The adapter.
+        adapter: String,
+        /// WebGPU's name of the limit.
+        limit: &'static str,
+        /// Its value on the adapter.
+        found: u32,
+        /// The smallest value with which all kernels run.
+        needed: u32,
+    },
     /// A matrix is larger than a binding of this device can be.
     #[error("{name} needs {bytes} bytes, but a binding of this device holds at most {limit}")]
     TooLarge {
@@ -50,6 +65,9 @@ pub enum Error {
     /// The driver refused or failed.
     #[error("the GPU driver failed: {0}")]
     Driver(String),
+    /// The calls of this crate are not valid: a defect of it or its caller.
+    #[error("the GPU refuses invalid work: {0}")]
+    Invalid(String),
     /// An operand has the wrong shape.
     #[error("{operation}: expected {operand} to be {expected:?}, found {found:?}")]
     Shape {

@@ -13,6 +13,14 @@ pub struct Kernel {
     pub outputs: usize,
 }
 
+/// What a kernel needs at most, which every device that conforms to WebGPU offers: bytes of
+/// workgroup memory, storage buffers, and invocations of a workgroup.
+pub const NEEDS: [(&str, u32); 3] = [
+    ("max_compute_workgroup_storage_size", 16384),
+    ("max_storage_buffers_per_shader_stage", 8),
+    ("max_compute_invocations_per_workgroup", 256),
+];
+
 macro_rules! kernels {
     ($(
         $constant:ident = $name:literal in [$($file:literal),*],

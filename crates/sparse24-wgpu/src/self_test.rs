@@ -20,8 +20,9 @@ impl Device {
     /// Opens an adapter by its number in [`Self::adapters`], and tests it.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`]; [`Error::Driver`] if it cannot be opened; [`Error::WrongResults`] if
-    /// its results are not core's.
+    /// [`Error::NoAdapter`]; [`Error::Limit`]; [`Error::Driver`] if it cannot be opened;
+    /// [`Error::WrongResults`] if its results are not core's.
+    #[cfg(not(target_family = "wasm"))]
     pub fn open(number: usize) -> Result<Self, Error> {
         pollster::block_on(Self::request(number))
     }

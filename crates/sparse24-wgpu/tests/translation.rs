@@ -5,7 +5,7 @@ use naga::{
     back::{hlsl, msl, spv},
     valid::{Capabilities, ValidationFlags, Validator},
 };
-use sparse24_wgpu::kernels::{KERNELS, Kernel};
+use sparse24_wgpu::kernels::{KERNELS, Kernel, NEEDS};
 
 fn translated(kernel: &Kernel) -> Result<[usize; 3], Box<dyn std::error::Error>> {
     let module = naga::front::wgsl::parse_str(kernel.source)
@@ -70,4 +70,35 @@ fn bits_are_not_loaded_as_numbers() {
             assert!(!expressions.iter().any(|(_, of)| of_a_load(of)), "{}", kernel.name);
         }
     }
+}
+
+/// Kernels keep to their stated needs, and constants to a slot of 256 bytes.
+#[test]
+fn kernels_need_no_more_than_stated() {
+    let mut most = [0; 3];
+    for kernel in KERNELS {
+        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
+        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
+        let info = validator.validate(&module).expect("valid WGSL");
+        let at = module.entry_points.iter().position(|entry| entry.name == kernel.name);
+        let at = at.expect("an entry point");
+        let used = |space| {
+            let of_entry = info.get_entry_point(at);
+            let variables = module.global_variables.iter();
+            let used = variables.filter(move |(handle, variable)| {
+                variable.space == space && !of_entry[*handle].is_empty()
+            });
+            used.map(|(_, variable)| module.types[variable.ty].inner.size(module.to_ctx()))
+        };
+        let invocations = module.entry_points[at].workgroup_size.iter().product();
+        let memory = used(naga::AddressSpace::WorkGroup).sum();
+        let needs = [memory, (kernel.inputs + kernel.outputs) as u32, invocations];
+        for i in 0..3 {
+            let (limit, allowed) = NEEDS[i];
+            assert!(needs[i] <= allowed, "{}: {limit} of {}", kernel.name, needs[i]);
+            most[i] = needs[i].max(most[i]);
+        }
+        assert!(used(naga::AddressSpace::Uniform).all(|size| size <= 256), "{}", kernel.name);
+    }
+    assert_eq!(most, NEEDS.map(|(_, allowed)| allowed));
 }

@@ -5,6 +5,7 @@ use sparse24_core::op::Activation;
 use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     Error,
+    backend::{Footprint, Region, wgpu::WgpuFootprint},
     method::Method,
     trainer::{FlipSampling, Recipe, Trainer},
 };
@@ -141,4 +142,13 @@ fn what_an_adapter_cannot_bind_is_refused_by_key() {
         };
         assert!(key == expected && problem.contains(&most.to_string()), "{key}: {problem}");
     }
+}
+
+/// Three tiles take two words.
+#[test]
+fn a_mask_of_odd_tiles_holds_the_memory_of_the_estimate() {
+    let Some(mut backend) = sparse24_tests::wgpu() else { return };
+    backend.alloc_mask([4, 12]).expect("there is memory");
+    let held = backend.memory().into_iter().find(|(region, _)| *region == Region::Sparse);
+    assert_eq!(held.expect("a region").1 as u64, WgpuFootprint.mask([4, 12]));
 }

@@ -1,4 +1,5 @@
-//! Converts errors of the kernels, with advice if memory runs out or the GPU is lost.
+//! Converts errors of the kernels, with advice if memory runs out or the GPU is lost, and marks
+//! invalid work as a defect.
 
 use sparse24_wgpu::Error as Refusal;
 
@@ -16,10 +17,24 @@ impl From<Refusal> for Error {
                  model.activation_checkpointing = \"blocks\", or train a smaller model"
             )),
             lost @ Refusal::Lost(_) => Self::Device(format!(
-                "{lost}; resume the run from its last checkpoint, with a smaller batch.size if \
-                 the driver ended work that took too long"
+                "{lost}; a driver may end work that takes too long, which a smaller batch.size makes \
+                 shorter"
             )),
+            defect @ Refusal::Invalid(_) => Self::Refused(defect.to_string()),
             other => Self::Device(other.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn invalid_work_is_a_defect() {
+        let kind = |error| Error::from(error).kind();
+        assert_eq!(kind(Refusal::Invalid("x".to_owned())), ErrorKind::Contract);
+        assert_eq!(kind(Refusal::Driver("x".to_owned())), ErrorKind::Device);
     }
 }

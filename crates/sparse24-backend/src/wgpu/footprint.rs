@@ -20,6 +20,11 @@ impl Footprint for WgpuFootprint {
         bytes(shape, each).max(4)
     }
 
+    /// Two tiles per word.
+    fn mask(&self, [rows, columns]: [usize; 2]) -> u64 {
+        bytes([rows / 4, columns / 4], 2).next_multiple_of(4)
+    }
+
     fn weight24(&self, shape: [usize; 2], _: Orientation) -> u64 {
         bytes(shape, 4)
     }

@@ -427,18 +427,24 @@ impl Run {
         Ok(())
     }
 
-    /// Adds the newest checkpoint to errors that report it.
+    /// Adds the newest checkpoint to errors that report it, and to those of a device.
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
-        if let Error::NonFinite { kept, .. }
-        | Error::SkipLimit { kept, .. }
-        | Error::Spike { kept, .. }
-        | Error::NonFiniteEvaluation { kept, .. }
-        | Error::NonFiniteCheckpoint { kept, .. } = &mut error
-        {
-            let newest = checkpoint::latest(&self.directory.checkpoints())
-                .ok()
-                .and_then(|latest| latest.checkpoint);
-            *kept = newest.as_deref().and_then(checkpoint::step_of);
+        let newest = || {
+            let latest = checkpoint::latest(&self.directory.checkpoints()).ok()?;
+            checkpoint::step_of(&latest.checkpoint?)
+        };
+        match &mut error {
+            Error::NonFinite { kept, .. }
+            | Error::SkipLimit { kept, .. }
+            | Error::Spike { kept, .. }
+            | Error::NonFiniteEvaluation { kept, .. }
+            | Error::NonFiniteCheckpoint { kept, .. } => *kept = newest(),
+            Error::Train(sparse24_train::Error::Device(problem)) => {
+                if let Some(step) = newest() {
+                    *problem += &format!("; a resume continues from the checkpoint of step {step}");
+                }
+            }
+            _ => {}
         }
         error
     }

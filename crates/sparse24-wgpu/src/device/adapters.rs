@@ -1,9 +1,10 @@
 //! The adapters of this machine.
 
-use super::Device;
 use crate::Error;
 
-impl Device {
+// A web page may not block.
+#[cfg(not(target_family = "wasm"))]
+impl super::Device {
     /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
     #[must_use]
     pub fn adapters() -> Vec<String> {
@@ -64,6 +65,12 @@ async fn found() -> Vec<wgpu::Adapter> {
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
     let mut found = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
+    let mut seen: Vec<wgpu::AdapterInfo> = Vec::new();
+    found.retain(|adapter| {
+        seen.push(adapter.get_info());
+        let (info, earlier) = seen.split_last().expect("one was pushed");
+        !earlier.iter().any(|other| is_of_another_api(info, other))
+    });
     found.sort_by_key(|adapter| match adapter.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,
@@ -73,7 +80,33 @@ async fn found() -> Vec<wgpu::Adapter> {
     found
 }
 
+/// Whether two APIs list one GPU, as Vulkan and Direct3D 12 do on Windows.
+fn is_of_another_api(info: &wgpu::AdapterInfo, other: &wgpu::AdapterInfo) -> bool {
+    let place = |of: &wgpu::AdapterInfo| (of.vendor, of.device, of.device_pci_bus_id.clone());
+    info.backend != other.backend && place(info) == place(other)
+}
+
 pub(super) fn described(info: &wgpu::AdapterInfo) -> String {
     let driver = [&*info.driver, &*info.driver_info].join(" ");
     format!("{}, {:?}, {}", info.name, info.backend, driver.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use wgpu::{AdapterInfo, Backend, DeviceType};
+
+    use super::is_of_another_api;
+
+    #[test]
+    fn a_gpu_of_two_apis_is_recognized() {
+        let [vulkan, direct3d] = [Backend::Vulkan, Backend::Dx12].map(|api| AdapterInfo {
+            vendor: 0x10de,
+            device: 0x2684,
+            device_pci_bus_id: "0000:01:00.0".to_owned(),
+            ..AdapterInfo::new(DeviceType::DiscreteGpu, api)
+        });
+        let twin = AdapterInfo { device_pci_bus_id: "0000:02:00.0".to_owned(), ..vulkan.clone() };
+        assert!(is_of_another_api(&direct3d, &vulkan));
+        assert!(!is_of_another_api(&direct3d, &twin) && !is_of_another_api(&twin, &vulkan));
+    }
 }

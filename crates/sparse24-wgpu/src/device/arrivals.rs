@@ -36,8 +36,11 @@ impl Arrivals {
                 waker.wake();
             }
         });
-        // A failure is reported by the read that follows. In a browser this does nothing.
-        let _ = waited(|| self.device.poll(wgpu::PollType::wait_indefinitely()));
+        // In a browser this does nothing. After a failure, which the read that follows reports, the
+        // callback may never be called.
+        if waited(|| self.device.poll(wgpu::PollType::wait_indefinitely())).is_err() {
+            return;
+        }
         poll_fn(|context| {
             let mut state = state.lock().expect("no holder panics");
             state.1 = Some(context.waker().clone());

@@ -70,6 +70,7 @@ impl Constants {
         let of = &mut self.0[page];
         let offset = of.used * SLOT as usize;
         let constants = bytes(constants);
+        assert!(constants.len() <= SLOT as usize, "constants fit a slot");
         of.bytes[offset..offset + constants.len()].copy_from_slice(&constants);
         of.used += 1;
         of.fresh.end = of.used;

@@ -57,7 +57,7 @@ impl Device {
     /// Submits the pending work.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Driver`] of this or earlier work.
+    /// [`Error::Lost`], [`Error::Driver`] or [`Error::Invalid`] of this or earlier work.
     pub fn submit(&mut self) -> Result<(), Error> {
         if self.pending.is_empty() {
             return self.check();

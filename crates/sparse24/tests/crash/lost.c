@@ -1,7 +1,8 @@
-// A Vulkan driver for tests that is Mesa's lavapipe until it loses its device.
+// A Vulkan driver for tests that is Mesa's lavapipe until it loses its device or lacks memory.
 //
 //   LOST_TRACE  a file to which each submission and each wait is appended as one letter
 //   LOST_AT     from this one on, counted from 0, they report VK_ERROR_DEVICE_LOST and do nothing
+//   LOST_ABOVE  allocations of more bytes report VK_ERROR_OUT_OF_DEVICE_MEMORY
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEVICE_LOST = -4 };
+enum { OUT_OF_DEVICE_MEMORY = -2, DEVICE_LOST = -4 };
 
 typedef void function(void);
 typedef function* find(void* of, const char* name);
@@ -41,6 +42,16 @@ static int value(void* device, void* semaphore, uint64_t* found) {
     return is_lost ? DEVICE_LOST : real_value(device, semaphore, found);
 }
 
+// VkMemoryAllocateInfo, as far as it is read.
+struct wanted { int type; const void* next; uint64_t bytes; };
+
+static int (*real_allocate)(void*, const struct wanted*, const void*, void*);
+static int allocate(void* device, const struct wanted* what, const void* with, void* found) {
+    const char* above = getenv("LOST_ABOVE");
+    if (above && what->bytes > strtoull(above, NULL, 10)) return OUT_OF_DEVICE_MEMORY;
+    return real_allocate(device, what, with, found);
+}
+
 static void* driver(const char* name) {
     static void* library;
     if (!library) library = dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_LOCAL);
@@ -59,6 +70,9 @@ static function* in_device(void* device, const char* name) {
     }
     if (strncmp(name, "vkGetSemaphoreCounterValue", 26) == 0) {
         return real_value = (void*)real, (function*)value;
+    }
+    if (strcmp(name, "vkAllocateMemory") == 0) {
+        return real_allocate = (void*)real, (function*)allocate;
     }
     return real;
 }
