@@ -13,7 +13,7 @@ pub struct Kernel {
     pub outputs: usize,
 }
 
-/// What a kernel needs at most, which every device that conforms to WebGPU offers: bytes of
+/// The most that a kernel needs, which every device that conforms to WebGPU offers: bytes of
 /// workgroup memory, storage buffers, and invocations of a workgroup.
 pub const NEEDS: [(&str, u32); 3] = [
     ("max_compute_workgroup_storage_size", 16384),

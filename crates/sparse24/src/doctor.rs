@@ -153,7 +153,7 @@ fn write_problem(out: &Path) -> Option<String> {
         let (existing, out) = (existing.display(), out.display());
         return Some(format!("{existing} is not a folder: runs cannot be written to {out}"));
     }
-    // A full disk has room for an empty file.
+    // An empty file can be made on a full disk.
     let written = tempfile::tempfile_in(existing)
         .and_then(|mut file| file.write_all(&[1; 1 << 16]).and_then(|()| file.sync_all()));
     let error = written.err()?;

@@ -51,8 +51,8 @@ pub(crate) fn write_made(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Text without control characters but tabs and line feeds, and without characters that change the direction
-/// of text: paths and files may hold escape sequences for the terminal.
+/// Text without control characters but tabs and line feeds, and without characters that change the
+/// direction of text: paths and files may hold escape sequences for the terminal.
 fn printable(text: &str) -> String {
     let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
     let is_harmful = |c: char| {

@@ -17,7 +17,7 @@ impl From<Refusal> for Error {
                  model.activation_checkpointing = \"blocks\", or train a smaller model"
             )),
             lost @ Refusal::Lost(_) => Self::Device(format!(
-                "{lost}; a driver may end work that takes too long, which a smaller batch.size makes \
+                "{lost}; a driver may end work that takes too long; a smaller batch.size makes it \
                  shorter"
             )),
             defect @ Refusal::Invalid(_) => Self::Refused(defect.to_string()),
