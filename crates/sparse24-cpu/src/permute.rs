@@ -14,8 +14,7 @@ use crate::{Error, check, tasks};
 /// [`Error::Shape`] unless both masks have the shape of `w` and `order` has one entry per row.
 ///
 /// # Panics
-/// If `order` names a row that is not there. It should be a permutation: a row that it leaves out
-/// keeps nothing, and of groups that share a row each keeps its two.
+/// Unless `order` has each row once.
 pub fn permuted_mask<T: Element>(
     w: ArrayView2<'_, T>,
     mask: &Mask,
@@ -45,8 +44,9 @@ pub fn permuted_mask<T: Element>(
         }
     });
     // Each tile gathers the bits of its four rows.
-    let mut places = vec![0; r];
+    let mut places = vec![r; r];
     order.iter().enumerate().for_each(|(place, &row)| places[row as usize] = place);
+    assert!(!places.contains(&r), "the order has each row once");
     let tile_rows = tasks::rows_per_task(q).div_ceil(4);
     tasks::for_chunks(out.tiles_mut(), tile_rows * tile_columns, |task, tiles| {
         for (at, tile) in tiles.iter_mut().enumerate() {

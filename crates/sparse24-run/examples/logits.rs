@@ -1,6 +1,6 @@
 //! Prints the next-token logits of a run or checkpoint after some token ids, one number a line.
 //!
-//! `cargo run --release --example logits -- RUN 464 2068 7586`
+//! `cargo run --release -p sparse24-run --example logits -- RUN 464 2068 7586`
 
 use std::{env, error::Error, path::PathBuf};
 

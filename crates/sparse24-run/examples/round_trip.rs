@@ -1,5 +1,5 @@
 //! Imports a Hugging Face folder, with its head, and exports it to another:
-//! `cargo run --example round_trip -- FROM TO`.
+//! `cargo run --release -p sparse24-run --example round_trip -- FROM TO`.
 //!
 //! Every value comes back as it was (an F32 export of F32, F16 or BF16 weights is exact).
 

@@ -251,16 +251,12 @@ pub fn lock(directory: &Path) -> Result<Lock, Error> {
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
             let holder = match file.take(20).read_to_string(&mut text) {
-                Ok(1..) => format!("pid {}", text.trim()),
-                _ => "pid unknown".into(),
+                Ok(1..) if text.trim() == std::process::id().to_string() => "this process".into(),
+                Ok(1..) => format!("another process (pid {})", text.trim()),
+                _ => "another process (pid unknown)".to_owned(),
             };
-            return Err(Error::file(
-                directory,
-                format!(
-                    "is in use by another process ({holder}); wait for it, or choose another \
-                        directory"
-                ),
-            ));
+            let advice = "wait for it, or choose another directory";
+            return Err(Error::file(directory, format!("is in use by {holder}; {advice}")));
         }
         Err(TryLockError::Error(e)) => return Err(lock_error(e)),
     }

@@ -252,6 +252,20 @@ fn what_is_read_outside_is_printed_first() {
     assert_eq!(err.lines().next(), Some(&*expected[0]));
 }
 
+/// A report of a foreign study does not follow the link that stands for an arm.
+#[test]
+fn an_arm_that_leads_outside_is_not_reported() {
+    let place = Place::new();
+    place.write("study.toml", "reference = \"dense\"\nseeds = [1]\n[[arms]]\nname = \"dense\"\n");
+    place.answer(&format!("study study.toml {TINY} --out run"));
+    fs::create_dir_all(place.path("outside/secret")).unwrap();
+    place.write("outside/secret/config.toml", "");
+    symlink(place.path("outside"), place.path("run/other")).unwrap();
+    symlink(place.path("outside/secret"), place.path("run/dense/other")).unwrap();
+    place.answer("report run --out page.html");
+    assert!(!place.read("page.html").contains("secret"));
+}
+
 /// Text of a foreign folder reaches the terminal without its escape sequences, and a configuration
 /// that does not fit is bad input.
 #[test]
