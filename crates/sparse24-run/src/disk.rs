@@ -413,9 +413,10 @@ pub fn destination(path: &Path) -> Result<PathBuf, Error> {
 
 /// [`destination`] of a file that does not exist yet.
 pub fn new_file(path: &Path) -> Result<PathBuf, Error> {
+    let file = destination(path)?;
     match exists(path) {
         true => Err(Error::file(path, "already exists; remove it, or name another file")),
-        false => destination(path),
+        false => Ok(file),
     }
 }
 

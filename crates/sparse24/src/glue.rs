@@ -23,7 +23,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     finetune::{Pretrained, configured, note_examples, open},
-    output::{note, print_json, say},
+    output::{print_json, say},
     runs,
     signals::Signals,
     threads::on_threads,
@@ -160,12 +160,6 @@ fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>
     if asked.is_empty() {
         let problem = format!("{}: has no folder named after a task", data.display());
         return Err(refuse(problem));
-    }
-    let is_left_out = |name: &&String| !asked.iter().any(|task| plain(task.name) == **name);
-    if names.is_empty() {
-        for name in folders.keys().filter(is_left_out) {
-            note(format_args!("{name}: left out, since it is not named after a task of GLUE"));
-        }
     }
     let folder = |task: &'static Task| {
         let folder = folders.get(&plain(task.name)).cloned();

@@ -9,7 +9,7 @@ use sparse24_run::pruning::{Pruned, Search, Unprunable, left_out, prune};
 use crate::{
     choice,
     failure::{Exit, Failure},
-    output::{self, counted, say},
+    output::{self, counted, note, say},
     structure::{Choice, lines, objects, shown},
 };
 
@@ -73,8 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let pruned = outcomes().count();
     let odd: u64 = outcomes().map(|of| of.nan + of.infinite).sum();
     say!("{} pruned ({kind}), {} copied: {out}", counted(pruned, "tensor"), reports.len() - pruned);
-    if odd > 0 {
-        say!("their values include {odd} that are NaN or infinite");
+    if args.choice.quiet && odd > 0 {
+        note(format_args!("{odd} values of the pruned tensors are NaN or infinite"));
     }
     if !left_out.is_empty() {
         say!("left out: {}", left_out.join(", "));

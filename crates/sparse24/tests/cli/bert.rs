@@ -68,7 +68,7 @@ fn what_a_bert_cannot_do_is_refused() {
         (
             "train --init-from run --data text --set model.kind=gpt2 --out other",
             3,
-            "run: model.kind=\"gpt2\", but the initial weights have \"bert\"; leave",
+            "run: model.kind=\"gpt2\", but the initial weights have \"bert\"; use settings",
         ),
         ("config --set model.kind=bert", 2, "model.bias: expected true for a BERT"),
         (

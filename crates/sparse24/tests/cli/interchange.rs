@@ -79,7 +79,7 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     assert!(place.answer("import hf other").contains(remark));
     assert!(!place.path("other/tokenizer.json").exists());
     for (line, pattern) in [
-        ("sample other", "other has no tokenizer.json*token ids"),
+        ("sample other", "other has no tokenizer.json*cannot read or write text"),
         ("eval other --data text", "text: is text, which this model has no tokenizer for"),
         (
             &format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new"),
@@ -413,7 +413,7 @@ fn a_run_starts_with_given_weights() {
             "run",
             "run: model.layers=3, but the initial weights have 2; model.d_model=32, but the \
              initial weights have 16; model.activation=\"geglu\", but the initial weights have \
-             \"gelu\"; leave",
+             \"gelu\"; use settings",
         ),
         ("model.sequence_length=8", "gpt2", "gpt2: model.sequence_length=8*have 12"),
         ("model.bias=true", "run", "run: model.bias=true*have false"),
