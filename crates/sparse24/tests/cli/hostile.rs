@@ -255,10 +255,8 @@ fn what_is_read_outside_is_printed_first() {
 /// A report of a foreign study does not follow the link that stands for an arm.
 #[test]
 fn an_arm_that_leads_outside_is_not_reported() {
-    let place = Place::new();
-    place
-        .write("study.toml", "reference = \"dense\"\nseeds = [1, 2]\n[[arms]]\nname = \"dense\"\n");
-    place.answer(&format!("study study.toml {TINY} --out run"));
+    let hostile = hostile_study();
+    let place = &hostile.place;
     fs::create_dir_all(place.path("outside/secret")).unwrap();
     place.write("outside/secret/config.toml", "");
     symlink(place.path("outside"), place.path("run/other")).unwrap();
