@@ -51,12 +51,12 @@ fn a_start_that_was_killed_is_repeated() {
 }
 
 #[test]
-fn two_processes_never_share_a_folder() {
+fn a_folder_is_never_shared() {
     let temporary = tempfile::tempdir().unwrap();
     let again = || open(temporary.path());
     let held = again().unwrap();
     let refused = again().unwrap_err();
-    assert!(refused.contains("is in use by another process"), "{refused}");
+    assert!(refused.contains("is in use by this process"), "{refused}");
     drop(held);
     again().unwrap();
 }
