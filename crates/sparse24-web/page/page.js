@@ -190,7 +190,7 @@ async function open(wasm) {
   if (!adapter) {
     unusable("This browser has WebGPU but offers no adapter: it may block this GPU or its driver. Hardware " +
       "acceleration must be on; chrome://gpu or about:support says what is blocked. Without a GPU, use the " +
-      "command: `sparse24 train` trains the same model on a CPU.");
+      "command: “sparse24 train” trains the same model on a CPU.");
     return;
   }
   await wasm_bindgen({ module_or_path: wasm });
