@@ -42,10 +42,7 @@ impl CudaBackend {
                         self.gpu.alloc("order of rows", [2, r])?
                     }
                 };
-                let mut both = op.order.to_vec();
-                both.resize(2 * r, 0);
-                op.order.iter().zip(0..).for_each(|(&row, place)| both[r + row as usize] = place);
-                self.gpu.upload(uploaded, &both)?;
+                self.gpu.upload(uploaded, &op.order_and_places())?;
                 self.orders.insert(op.out, (op.order.to_vec(), uploaded));
                 uploaded
             }

@@ -44,6 +44,17 @@ pub struct PermutedMask<'a> {
     pub out: MaskId,
 }
 
+impl PermutedMask<'_> {
+    /// The order of rows, and then the place of each row in it.
+    pub(crate) fn order_and_places(&self) -> Vec<u32> {
+        let r = self.order.len();
+        let mut both = self.order.to_vec();
+        both.resize(2 * r, 0);
+        self.order.iter().zip(0..).for_each(|(&row, place)| both[r + row as usize] = place);
+        both
+    }
+}
+
 /// out = S(w): w under the mask, kept values mapped.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressWeight {
