@@ -71,12 +71,17 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
     if start.is_none_or(|start| disk::read_at(&file.0, start, &mut metadata).is_err()) {
         return Err(refuse(format!("its footer claims {footer} bytes, more than it has")));
     }
-    let nested = || general(format!("more than {COLUMNS} columns, or groups {DEPTH} deep"));
-    let about = is_flat(&metadata)
-        .ok_or_else(|| general("it cannot be read"))
-        .and_then(|is_flat| if is_flat { Ok(()) } else { Err(nested()) })
-        .and_then(|()| guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0)))
-        .map_err(|e| refuse(format!("its footer is damaged: {e}")))?;
+    let damaged = |e| refuse(format!("its footer is damaged: {e}"));
+    match extent(&metadata) {
+        None => return Err(damaged(general("it cannot be read"))),
+        Some((columns, levels)) if columns > COLUMNS || levels > DEPTH => {
+            let limit = format!("expected at most {COLUMNS} in {DEPTH}");
+            return Err(refuse(format!("has {columns} columns in {levels} levels, {limit}")));
+        }
+        Some(_) => {}
+    }
+    let about =
+        guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0)).map_err(damaged)?;
     let columns = about.file_metadata().schema_descr().columns();
     let Some(index) = columns.iter().position(|column| column.path().string() == field) else {
         let names: Vec<_> = columns.iter().map(|column| column.path().string()).collect();
@@ -266,19 +271,18 @@ fn number(data: &mut &[u8]) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |n: u64, byte| n << 7 | u64::from(byte & 0x7f)))
 }
 
-/// Whether the schema, the second member of a footer in Thrift's compact protocol, has few columns
-/// and levels; none if the footer is damaged.
-fn is_flat(mut footer: &[u8]) -> Option<bool> {
-    let mut is_flat = true;
+/// The columns and groups of the schema, the second member of a footer in Thrift's compact
+/// protocol, and its levels; none if the footer is damaged.
+fn extent(mut footer: &[u8]) -> Option<(u64, usize)> {
+    let (mut columns, mut levels) = (0, 0);
     members(&mut footer, &mut |id, kind, data| {
         if (id, kind) != (2, LIST) {
             return skip(data, kind, DEPTH);
         }
-        let (count, _) = list(data)?;
-        is_flat &= count <= COLUMNS;
+        (columns, _) = list(data)?;
         // How many children each open group still lacks.
         let mut open = Vec::new();
-        for _ in 0..count.min(COLUMNS + 1) {
+        for _ in 0..columns {
             let mut children = 0;
             members(data, &mut |id, kind, data| match (id, kind) {
                 (5, 5) => number(data).map(|count| children = count / 2),
@@ -287,12 +291,11 @@ fn is_flat(mut footer: &[u8]) -> Option<bool> {
             while open.pop_if(|left| *left == 0).is_some() {}
             open.last_mut().into_iter().for_each(|left| *left -= 1);
             open.push(children);
-            is_flat &= open.len() <= DEPTH;
+            levels = levels.max(open.len());
         }
-        is_flat.then_some(())
-    })
-    .or((!is_flat).then_some(()))
-    .map(|()| is_flat)
+        Some(())
+    })?;
+    Some((columns, levels))
 }
 
 /// Thrift's code of a list.
@@ -368,7 +371,7 @@ fn uncompressed(mut head: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_flat;
+    use super::extent;
 
     /// A footer with groups of one column each, and then columns.
     fn footer(groups: u16, columns: u32) -> Vec<u8> {
@@ -384,15 +387,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_or_wide_schema_is_noticed() {
-        for (groups, columns, expected) in
-            [(0, 3, true), (63, 1, true), (64, 1, false), (60_000, 1, false), (1, 70_000, false)]
-        {
-            assert_eq!(is_flat(&footer(groups, columns)), Some(expected), "{groups} {columns}");
+    fn the_extent_of_a_schema() {
+        for (groups, columns) in [(0, 3), (63, 1), (64, 1), (60_000, 1), (1, 70_000)] {
+            let expected = (u64::from(groups) + u64::from(columns), usize::from(groups) + 1);
+            assert_eq!(extent(&footer(groups, columns)), Some(expected));
         }
         let whole = footer(5, 1);
         for length in 0..whole.len() {
-            assert_eq!(is_flat(&whole[..length]), None, "{length} bytes");
+            assert_eq!(extent(&whole[..length]), None, "{length} bytes");
         }
     }
 }
