@@ -6,8 +6,13 @@ use std::{
     process::ExitCode,
 };
 
-use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
+use clap::{
+    CommandFactory,
+    error::{ContextKind, ContextValue, ErrorKind as Wrong},
+};
 use sparse24_run::{Error, ErrorKind, config};
+
+use crate::Cli;
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,21 +127,28 @@ impl From<clap::Error> for Failure {
             (error.kind(), error.get(ContextKind::InvalidArg))
         {
             let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-            let command = usage.split_whitespace().skip_while(|word| *word != "sparse24").nth(1);
-            let takes = |key: &str| match command {
-                Some("eval" | "sample" | "translate") => key.starts_with("backend."),
-                Some("export" | "report" | "watch" | "import" | "prune" | "verify") => false,
-                _ => true,
+            let name = usage.split_whitespace().skip_while(|word| *word != "sparse24").nth(1);
+            let all = Cli::command();
+            let command = name.and_then(|name| all.find_subcommand(name));
+            let takes = |option: &str| {
+                let mut options = command.into_iter().flat_map(|command| command.get_arguments());
+                options.any(|of| of.get_long() == option.strip_prefix("--"))
+            };
+            let sets_only_the_backend = matches!(name, Some("eval" | "sample" | "translate"));
+            let is_set = |key: &str| {
+                takes("--set") && (key.starts_with("backend.") || !sets_only_the_backend)
             };
             let meant = match found.trim_start_matches('-') {
                 "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
                 "preset" => Some("the key `preset` of [base] in the file of a study".to_owned()),
                 name => OPTIONS
                     .iter()
-                    .find(|(_, names)| names.split(' ').any(|other| other == name))
+                    .find(|(option, names)| {
+                        takes(option) && names.split(' ').any(|other| other == name)
+                    })
                     .map(|&(option, _)| option.to_owned())
                     .or_else(|| {
-                        let key = config::meant(name).filter(|key| takes(key))?;
+                        let key = config::meant(name).filter(|key| is_set(key))?;
                         Some(format!("the setting `--set {key}=VALUE`"))
                     }),
             };

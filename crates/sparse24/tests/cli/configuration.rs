@@ -151,6 +151,7 @@ fn a_wrong_flag_is_refused() {
         ("train --batch-size 3", "--batch-size*--set batch.size=VALUE"),
         ("eval run --batch_size=3", "unexpected argument '--batch_size'"),
         ("sample run --start=x", "--start is not an option; use --prompt"),
+        ("train --start=x", "unexpected argument '--start'"),
         ("train --resume runs/x", "--resume*sparse24 resume RUN"),
         ("resume runs/x --steps 3", "--steps*`--set steps=VALUE`"),
         ("sample run --tokens -1", "'-1'*--tokens*whole number of 0"),
