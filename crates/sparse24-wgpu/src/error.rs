@@ -8,8 +8,7 @@ use crate::Matrix;
 pub enum Error {
     /// The machine has no such adapter.
     #[error(
-        "no GPU adapter {number} (found: {}); choose another number, or install the GPU's driver \
-         for Vulkan, Metal or Direct3D 12",
+        "no GPU adapter {number} ({}install the GPU's driver for Vulkan, Metal or Direct3D 12",
         listed(.found)
     )]
     NoAdapter {
@@ -85,11 +84,15 @@ pub enum Error {
     Semantics(#[from] sparse24_core::Error),
 }
 
+/// The adapters by number, and how to choose one.
 fn listed(found: &[String]) -> String {
     let numbered = found.iter().enumerate().map(|(number, name)| format!("{number}: {name}"));
     match found {
-        [] => "none".to_owned(),
-        _ => numbered.collect::<Vec<_>>().join(", "),
+        [] => "found none); ".to_owned(),
+        _ => format!(
+            "found: {}); choose another number, or ",
+            numbered.collect::<Vec<_>>().join(", ")
+        ),
     }
 }
 

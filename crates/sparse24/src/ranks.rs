@@ -128,8 +128,9 @@ impl Member {
         let gpu = |backend: &str| placement.as_ref().and_then(|placement| gpu(placement, backend));
         on_threads(self.threads(threads), || {
             let mut asking = Asking(signals);
+            let shares = placement.as_ref().is_some_and(|placement| placement.local_world > 1);
             let joined = Follower::join(self.group, gpu).map_err(|error| match error.kind() {
-                ErrorKind::Device => {
+                ErrorKind::Device if shares => {
                     let advice = "each rank of a machine needs a GPU of its own; start fewer ranks";
                     Failure::new(Exit::Device, format!("{error}; {advice}"))
                 }

@@ -241,11 +241,13 @@ impl WordPiece {
         let is_json = |path: &Path| path.extension().is_some_and(|end| end == "json");
         let bytes = disk::read_small(path, LARGEST)?;
         // Each value, and each line, takes far more memory than the file.
-        let (separator, most) =
-            if is_json(path) { (b',', 4 * MOST_PIECES) } else { (b'\n', MOST_PIECES) };
+        let (separator, what, most) = match is_json(path) {
+            true => (b',', "values", 4 * MOST_PIECES),
+            false => (b'\n', "pieces", MOST_PIECES),
+        };
         let count = 1 + bytes.trim_ascii_end().iter().filter(|&&byte| byte == separator).count();
         if count > most {
-            return Err(refuse(format!("has {count} pieces, expected at most {MOST_PIECES}")));
+            return Err(refuse(format!("has {count} {what}, expected at most {most}")));
         }
         let vocabulary = if is_json(path) {
             let json = serde_json::from_slice(&bytes).map_err(|e| refuse(e.to_string()))?;
