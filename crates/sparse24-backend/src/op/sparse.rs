@@ -44,6 +44,7 @@ pub struct PermutedMask<'a> {
     pub out: MaskId,
 }
 
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 impl PermutedMask<'_> {
     /// The order of rows, and then the place of each row in it.
     pub(crate) fn order_and_places(&self) -> Vec<u32> {
