@@ -2,6 +2,7 @@
 //! resumed run that is the uninterrupted one.
 
 use sparse24_core::op::Activation;
+use sparse24_run::config::Config;
 use sparse24_tests::oracle::arithmetic::Random;
 use sparse24_train::{
     Error,
@@ -75,16 +76,38 @@ fn rounded(recipe: &Recipe, seed: u64) -> Vec<f64> {
 fn losses_are_those_of_the_cpu() {
     let [dense, ..] = recipes(&Method::dense());
     let sparse = recipes(&fst(2e-2)).map(|recipe| Recipe { dropout: 0.25, ..recipe });
-    for recipe in [dense].into_iter().chain(sparse) {
-        let Some(backend) = sparse24_tests::wgpu() else { return };
-        let cpu = losses(&mut fixture::trainer(fixture::cpu(), &recipe), STEPS);
-        let responses = (1..=4).map(|seed| distance(&rounded(&recipe, seed), &cpu));
+    [dense].into_iter().chain(sparse).for_each(|recipe| assert_losses(&recipe));
+}
+
+/// The same for presets, on random data.
+#[test]
+#[ignore = "takes minutes"]
+fn losses_of_presets_are_those_of_the_cpu() {
+    for preset in ["bert-tiny-cpu", "deit-cifar-cpu", "transformer-multi30k-cpu"] {
+        for method in ["dense", "fst"] {
+            let settings = [
+                format!("method.name={method}"),
+                format!("steps={STEPS}"),
+                "optimizer.warmup_steps=5".to_owned(),
+            ];
+            let config = Config::resolve(Some(preset), None, &settings).expect("valid");
+            let recipe = config.recipe(config.usual_vocabulary()).expect("valid");
+            print!("{preset}, {method}: ");
+            assert_losses(&recipe);
+        }
+    }
+}
+
+fn assert_losses(recipe: &Recipe) {
+    if let Some(backend) = sparse24_tests::wgpu() {
+        let cpu = losses(&mut fixture::trainer(fixture::cpu(), recipe), STEPS);
+        let responses = (1..=4).map(|seed| distance(&rounded(recipe, seed), &cpu));
         let response = responses.fold(0.0, f64::max);
         let tokens = recipe.batch.tokens() * recipe.gradient_accumulation.first.get() as usize;
         let sizes = parameters(&recipe.model).into_iter().flat_map(|(_, shape)| shape);
         let longest = sizes.chain([tokens]).max().expect("the tokens");
         let bound = (2.0 * longest as f64).sqrt() * response;
-        let found = distance(&losses(&mut fixture::trainer(backend, &recipe), STEPS), &cpu);
+        let found = distance(&losses(&mut fixture::trainer(backend, recipe), STEPS), &cpu);
         println!("{found:.1e} from the CPU's losses, bound {bound:.1e}, k = {longest}");
         assert!(found <= bound, "{recipe:?}: {found} from the CPU's losses, bound {bound}");
     }
