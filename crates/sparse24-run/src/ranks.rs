@@ -3,6 +3,12 @@
 //! [`placement`] reads from the environment which rank this process is; [`Tcp`] joins it with the
 //! others; [`agree`] refuses ranks that were started with something else.
 
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
+    net::TcpListener,
+};
+
 use sparse24_train::group::Group;
 
 use crate::Error;
@@ -20,6 +26,20 @@ pub use tcp::{Farewell, GRACE, Joining, Tcp};
 
 /// Values that must be equal on all ranks, by key.
 pub type Facts = Vec<(String, String)>;
+
+/// A random port that is free on this machine. It is below those that systems choose for
+/// connections: one of these could be taken before rank 0 listens there.
+///
+/// # Errors
+/// That of the last of a hundred attempts.
+pub fn free_port() -> io::Result<u16> {
+    let first = RandomState::new().build_hasher().finish() % 20_000;
+    let bind = |at| {
+        let port = 10_000 + ((first + at) % 20_000) as u16;
+        TcpListener::bind(("127.0.0.1", port)).map(|_| port)
+    };
+    (1..100).map(bind).find_map(Result::ok).map_or_else(|| bind(0), Ok)
+}
 
 /// Refuses ranks with other facts than rank 0, with the same error on all ranks.
 ///

@@ -3,8 +3,6 @@
 use std::{
     env,
     fmt::Display,
-    io,
-    net::TcpListener,
     process::{self, Child, Command, ExitStatus, Stdio},
     sync::{
         Arc,
@@ -18,6 +16,7 @@ use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
 };
+use sparse24_run::ranks::free_port;
 
 use crate::{
     failure::{Exit, Failure},
@@ -80,7 +79,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         Some(address) => address.clone(),
         None if nodes > 1 => return refuse("--rendezvous: required with --nodes"),
-        None => free_port().map_err(|error| failed("find a free port", &error))?,
+        None => {
+            let port = free_port().map_err(|error| failed("find a free port", &error))?;
+            format!("127.0.0.1:{port}")
+        }
     };
     let secret = random().map_err(|error| failed("draw a secret", &error))?;
     // Before the first child, so that no signal is lost.
@@ -119,10 +121,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn failed(what: &str, error: &dyn Display) -> Failure {
     Failure::new(Exit::Io, format!("cannot {what}: {error}"))
-}
-
-fn free_port() -> io::Result<String> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.to_string())
 }
 
 /// The processes, each with its rank and how it ended. Those that run are ended with this.

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     sync::{Arc, Mutex, mpsc::channel},
     thread::{self, JoinHandle},
     time::Duration,
@@ -18,8 +18,7 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        Self { port, notes: Arc::default() }
+        Self { port: free_port().unwrap(), notes: Arc::default() }
     }
 
     fn placement(&self, rank: usize, world: usize) -> Placement {

@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
+use sparse24_run::ranks::free_port;
 
 /// Settings of a run on the file `text` that takes a fraction of a second: 12 steps, 10 of them
 /// sparse, of 72 tokens, with a vocabulary of 27.
@@ -76,7 +76,7 @@ impl Place {
         line: &str,
         change: impl Fn(usize, &mut Command),
     ) -> Vec<Child> {
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let port = free_port().unwrap();
         let rank = |rank| {
             let ranks = format!("--rank {rank} --world {world} --rendezvous 127.0.0.1:{port}");
             let mut command = self.command(&format!("{line} {ranks}"));
