@@ -28,15 +28,18 @@ fn open(path: &Path) -> Result<Folder, String> {
 #[test]
 fn a_folder_with_something_else_is_not_touched() {
     let temporary = tempfile::tempdir().unwrap();
-    fs::write(temporary.path().join("thesis"), "").unwrap();
-    for (path, expected) in [
-        (temporary.path(), "already holds \"thesis\" but no study.toml"),
-        (&temporary.path().join("thesis"), "is a file"),
+    let at = |name: &str| temporary.path().join(name);
+    for (name, path, expected) in [
+        ("thesis", temporary.path(), "already holds \"thesis\" but no study.toml"),
+        ("thesis", &at("thesis"), "is a file"),
+        ("study.json", temporary.path(), "has lost its study.toml; start the same command with"),
+        ("study.toml", temporary.path(), "has lost its study.toml; start the same command with"),
     ] {
+        fs::write(at(name), "").unwrap();
         let refused = open(path).unwrap_err();
         assert!(refused.contains(expected), "{refused}");
     }
-    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 3);
 }
 
 /// A process that was killed before it wrote the description leaves a lock, and perhaps a part of

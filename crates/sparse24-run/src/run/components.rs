@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::directory::{CONFIG, TOKENIZER};
+use super::directory::{CONFIG, TOKENIZER, has_config, without_config};
 use crate::{
     Error,
     config::{Config, DataConfig},
@@ -31,27 +31,29 @@ use sparse24_train::{
 /// # Errors
 /// [`Error::File`] for a directory without a run or a damaged configuration; [`Error::Io`].
 pub fn run_config(run: &Path) -> Result<Config, Error> {
-    let config = |run: &Path| Some(run.join(CONFIG)).filter(|path| path.is_file());
-    if let Some(path) = config(run) {
+    if has_config(run) {
         let _confined = disk::confine(run)?;
-        return Config::read(&path);
+        return Config::read(&run.join(CONFIG));
     }
     // A checkpoint, or the folder of them.
     let around = run
         .ancestors()
         .skip(1)
         .take(2)
-        .find(|path| !path.as_os_str().is_empty() && config(path).is_some());
-    let advice = around
-        .map(|around| format!("; it lies in a run, name {}", around.display()))
-        .unwrap_or_default();
-    Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
+        .find(|path| !path.as_os_str().is_empty() && has_config(path));
+    Err(around.map_or_else(
+        || without_config(run),
+        |around| {
+            let advice = format!("it lies in a run, name {}", around.display());
+            Error::file(run, format!("is not a run directory: it holds no {CONFIG}; {advice}"))
+        },
+    ))
 }
 
 /// Whether a directory holds a run that a resume would continue.
 #[must_use]
 pub fn has_begun(run: &Path) -> bool {
-    run.join(CONFIG).is_file()
+    has_config(run)
 }
 
 /// Opens the data of a new run that is no fine-tuning.

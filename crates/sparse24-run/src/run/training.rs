@@ -119,6 +119,12 @@ impl Run {
         self.directory.path()
     }
 
+    /// Where the run directory is now, see [`Confined::place`](crate::disk::Confined::place).
+    #[must_use]
+    pub fn place(&self) -> Option<PathBuf> {
+        self.directory.place()
+    }
+
     /// The data.
     #[must_use]
     pub fn data(&self) -> &RunData {
