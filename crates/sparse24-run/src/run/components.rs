@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::directory::{CONFIG, TOKENIZER, has_config, without_config};
+use super::{
+    directory::{CONFIG, TOKENIZER, has_config, without_config},
+    needs::Needs,
+};
 use crate::{
     Error,
     config::{Config, DataConfig},
@@ -17,8 +20,7 @@ use crate::{
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
 use sparse24_train::{
-    backend::{Backend, Placement, op::HeadLoss},
-    estimate::{Estimate, estimate},
+    backend::{Backend, op::HeadLoss},
     group::{Group, Solo},
     model::ModelSpec,
     nn::BatchShape,
@@ -375,19 +377,6 @@ fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error>
     data.check_context(config).map(|()| data)
 }
 
-/// Bytes of main memory that a run needs, besides its data: the copy of the state from which a
-/// checkpoint is written, the buffers through which it arrives, and, where the backend computes in
-/// main memory, all else.
-#[must_use]
-pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
-    let computing = match placement {
-        Placement::Host => estimate.device_bytes(),
-        Placement::Device => 0,
-    };
-    let copies = estimate.checkpoint_bytes.saturating_add(estimate.staging_bytes);
-    copies.saturating_add(computing)
-}
-
 /// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a
 /// run starts from or has saved, which may be padded.
 pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize {
@@ -406,8 +395,7 @@ pub(super) fn trainer_in(
     vocabulary: usize,
 ) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
-    let backend = config.backend_entry()?;
-    let needed = host_bytes(&estimate(&recipe, backend)?, (backend.placement)(config.backend.gpu));
+    let needed = Needs::of(config, &recipe, config.steps)?.memory;
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
         return Err(Error::setting(
             "model",
