@@ -7,9 +7,11 @@
 //! ordinary run directories.
 
 mod folder;
+mod needs;
 mod run_result;
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -21,16 +23,17 @@ use std::{
 pub(crate) use folder::{
     Folder, Identity, Settings, check_name, difference, write_if_new, write_json,
 };
+use needs::check_needs;
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
 pub(crate) use run_result::{builds, tokens_of};
 
 use sparse24_run::{
     Error, checkpoint,
     config::Config,
-    disk,
+    disk, machine,
     run::{
-        Asked, Damaged, Given, Observer, Part, Resume, Run, RunData, RunDirectory, StepMetrics,
-        open_data, run_config,
+        Asked, Damaged, Given, Needs, Observer, Part, Resume, Run, RunData, RunDirectory,
+        StepMetrics, open_data, run_config,
     },
 };
 
@@ -124,8 +127,9 @@ impl RunSet {
     /// threads.
     ///
     /// # Errors
-    /// The first error of `done` or of a run, after which the other runs stop. A loss that is not
-    /// finite is a result, not an error.
+    /// [`Error::Setting`] and [`Error::Room`] for a set that does not fit on this machine, before
+    /// anything runs; the first error of `done` or of a run, after which the other runs stop. A
+    /// loss that is not finite is a result, not an error.
     pub fn train(
         &mut self,
         watchers: Vec<Box<dyn Watcher>>,
@@ -139,6 +143,8 @@ impl RunSet {
         let (next, halted) = (AtomicUsize::new(0), AtomicBool::new(false));
         let shared = Mutex::new((&mut self.results, None::<Error>));
         let opened = Mutex::new(None);
+        let needs = needs_of(folder, waiting.iter().map(|&at| &members[at]), &opened)?;
+        check_needs(folder, &needs, jobs, keep, machine::memory().as_ref())?;
         let work = |mut watcher: Box<dyn Watcher>| {
             while let Some(&at) = waiting.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if halted.load(Ordering::SeqCst) {
@@ -224,6 +230,28 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
         "is a run with {key} = {found}, expected {wanted}; remove it, or name another folder"
     );
     Err(Error::file(path, problem))
+}
+
+/// The needs of members, and the checkpoints that each has. Those of an arm need the same.
+fn needs_of<'a>(
+    folder: &Path,
+    members: impl Iterator<Item = &'a Member>,
+    opened: &Mutex<Option<RunData>>,
+) -> Result<Vec<(Needs, u64)>, Error> {
+    let mut by_arm = BTreeMap::new();
+    let needs = |member: &'a Member| {
+        let Member { arm, config, until } = member;
+        let there = checkpoint::count(&member.path(folder).join(CHECKPOINTS))? as u64;
+        if let Some(&needs) = by_arm.get(arm) {
+            return Ok((needs, there));
+        }
+        let data = data_of(config, opened)?;
+        let recipe = config.recipe(config.model.vocabulary(data.vocabulary(), data.tokenizer()))?;
+        let needs = Needs::of(config, &recipe, *until)?;
+        by_arm.insert(arm, needs);
+        Ok((needs, there))
+    };
+    members.map(needs).collect()
 }
 
 /// The data of a configuration, opened once for all runs that share it.

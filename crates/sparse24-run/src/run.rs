@@ -28,6 +28,7 @@ mod log;
 mod loss_spikes;
 mod metrics;
 mod model;
+mod needs;
 mod observer;
 mod plans;
 mod provenance;
@@ -43,7 +44,7 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, RunData, Scores, data_source, has_begun, host_bytes, masked_lm, open_data,
+    Batches, CausalLm, RunData, Scores, data_source, has_begun, masked_lm, open_data,
     open_data_with, run_config,
 };
 pub use directory::{Lock, RunDirectory, lock};
@@ -52,6 +53,7 @@ pub use imported::save_imported;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};
 pub use model::Model;
+pub use needs::{Needs, host_bytes};
 pub use observer::{Asked, Observer, Part};
 pub use provenance::{Initial, LambdaOrigin, Provenance, fingerprint};
 pub use ranks::{Followed, Follower, facts};

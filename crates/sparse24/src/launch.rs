@@ -21,7 +21,7 @@ use sparse24_run::ranks::free_port;
 use crate::{
     failure::{Exit, Failure},
     output::note,
-    ranks::SECRET,
+    ranks::{LAUNCHER, SECRET},
     watch::random,
 };
 
@@ -97,6 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let mut command = Command::new(&program);
         command.args(&args.command).stdin(Stdio::null());
         command.env("SPARSE24_RENDEZVOUS", &rendezvous);
+        command.env(LAUNCHER, process::id().to_string());
         let (rank, world) = (u32::from(node) * u32::from(n), u32::from(nodes) * u32::from(n));
         for (name, value) in [
             ("RANK", rank + u32::from(local)),

@@ -42,6 +42,9 @@ pub(crate) struct Ranks {
 /// The variables that hold the secret of a run, or name its file.
 pub(crate) const SECRET: [&str; 2] = ["SPARSE24_SECRET", "SPARSE24_SECRET_FILE"];
 
+/// The variable that holds the process of `sparse24 launch` for the ranks that it starts.
+pub(crate) const LAUNCHER: &str = "SPARSE24_LAUNCHER";
+
 /// How long ranks wait for each other at the start.
 const WAIT: Duration = Duration::from_secs(600);
 
@@ -61,18 +64,34 @@ impl Ranks {
         let mut environment: Environment = env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
+        let launcher = environment.get(LAUNCHER).cloned();
+        if let Some(launcher) = &launcher {
+            end_with(launcher)?;
+        }
         let given = [
-            ("SPARSE24_RANK", &self.rank),
-            ("SPARSE24_WORLD", &self.world),
-            ("SPARSE24_RENDEZVOUS", &self.rendezvous),
+            ("SPARSE24_RANK", "--rank", &self.rank),
+            ("SPARSE24_WORLD", "--world", &self.world),
+            ("SPARSE24_RENDEZVOUS", "--rendezvous", &self.rendezvous),
         ];
-        for (name, value) in given {
+        // A message names what the user has set.
+        let named = |error| match error {
+            Error::Setting { key, problem } => {
+                let flag = given.iter().find(|(name, flag, value)| {
+                    // `launch` has the flag of this one.
+                    let is_passed_on = launcher.is_some() && *flag == "--rendezvous";
+                    *name == key && (value.is_some() || is_passed_on)
+                });
+                Error::setting(flag.map_or(&*key, |(_, flag, _)| flag), problem)
+            }
+            other => other,
+        };
+        for (name, _, value) in given {
             if let Some(value) = value {
                 environment.insert(name.to_owned(), value.clone());
                 environment.entry("SPARSE24_LOCAL_RANK".to_owned()).or_insert("0".to_owned());
             }
         }
-        let Some(placement) = placement(&environment)? else {
+        let Some(placement) = placement(&environment).map_err(named)? else {
             return work(Member { group: Box::new(Solo), placement: None });
         };
         let secret = secret(&environment)?;
@@ -95,7 +114,7 @@ impl Ranks {
                 exit(Exit::Peer as i32)
             }),
         };
-        let mut group = Tcp::join(&placement, joining)?;
+        let mut group = Tcp::join(&placement, joining).map_err(named)?;
         let farewell = group.farewell();
         let done = agree(&mut group, facts)
             .map_err(Failure::from)
@@ -104,6 +123,24 @@ impl Ranks {
         farewell.say(failure.as_deref());
         done
     }
+}
+
+/// Lets this process receive SIGTERM when its launcher dies; it is refused if that has happened.
+#[cfg(target_os = "linux")]
+fn end_with(launcher: &str) -> Result<(), Failure> {
+    let signal = Some(rustix::process::Signal::TERM);
+    rustix::process::set_parent_process_death_signal(signal)
+        .map_err(|error| Failure::new(Exit::Io, format!("cannot follow `launch`: {error}")))?;
+    if std::os::unix::process::parent_id().to_string() == launcher {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Peer, "`sparse24 launch`, which started this rank, is gone"))
+}
+
+/// Other systems have no such signal.
+#[cfg(not(target_os = "linux"))]
+fn end_with(_: &str) -> Result<(), Failure> {
+    Ok(())
 }
 
 impl Member {

@@ -274,10 +274,12 @@ pub(crate) fn finish(
         Ended::Finished(summary) => Ok((summary, report)),
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
-            let path = word(run.path());
-            let sentence =
-                format!("interrupted after step {step}; resume with: sparse24 resume {path}");
-            Err(Failure::new(exit, sentence))
+            let sentence = format!("interrupted after step {step}");
+            let next = match run.place() {
+                Some(path) => format!("resume with: sparse24 resume {}", word(&path)),
+                None => "the run directory was moved or removed meanwhile".to_owned(),
+            };
+            Err(Failure::new(exit, format!("{sentence}; {next}")))
         }
     }
 }

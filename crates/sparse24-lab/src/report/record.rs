@@ -20,7 +20,10 @@ use sparse24_run::{
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
 use super::text::number;
-use crate::{count::counted, runs::tokens_of};
+use crate::{
+    count::{counted, grouped},
+    runs::tokens_of,
+};
 
 #[derive(Default)]
 pub(super) struct Record {
@@ -148,8 +151,24 @@ impl Record {
         self.settings.get(key).map(|value| value.trim_matches('"'))
     }
 
-    /// The method and the factor of its masked decay.
+    /// The method and the factor of its masked decay, and since when if a resume changed them.
     pub(super) fn method(&self) -> String {
+        let changes = |start: &Value| {
+            let changed = start["changed"].as_object();
+            changed.is_some_and(|changed| changed.keys().any(|key| key.starts_with("method.")))
+        };
+        let Some(at) = self.starts.iter().rposition(changes) else { return self.last_method() };
+        // A later resume may have gone back.
+        match self.starts[at..].iter().filter_map(|start| start["after"].as_u64()).min() {
+            Some(0) => self.last_method(),
+            Some(after) => {
+                format!("{}, from step {}", self.last_method(), grouped(after.saturating_add(1)))
+            }
+            None => format!("{}, since a resume", self.last_method()),
+        }
+    }
+
+    fn last_method(&self) -> String {
         let name = self.setting("method.name").unwrap_or("unknown method");
         let method = self.config.as_ref().and_then(|config| config.method_value().ok());
         let (lambda, target) = match method.map(|method| method.decay) {
@@ -208,7 +227,8 @@ impl Record {
                 self.switches.push((metrics.step, metrics.phase));
             }
             phase = Some(metrics.phase);
-            let tokens = tokens.as_ref().map_or(f64::NAN, |of| of(metrics.step));
+            let of_step = || tokens.as_ref().map_or(f64::NAN, |of| of(metrics.step));
+            let tokens = metrics.tokens.map_or_else(of_step, |tokens| tokens as f64);
             self.take(metrics, tokens);
         });
         match salvaged {

@@ -174,9 +174,9 @@ pub(super) fn configuration(runs: &[Record]) -> String {
     out + "</section>\n"
 }
 
-/// A column for the first start and for each of the last ones.
+/// A column for each start; of very many, for the first one and the last ones.
 fn starts(run: &Record) -> Table {
-    const LAST: usize = 5;
+    const LAST: usize = 99;
     let starts: Vec<(usize, &Value)> = run
         .starts
         .iter()

@@ -31,6 +31,7 @@ fn step(step: u32, of: u32, layers: u32, every: u32) -> StepMetrics {
         lr: 1e-3,
         grad_norm: 1.0,
         tokens_per_s: 10_000.0,
+        tokens: None,
         flip_rate: is_sampled.then_some(rate),
         flip_rate_per_layer: is_sampled.then(|| (0..layers).map(of_layer).collect()),
         val_loss: is_sampled.then_some(2.1),
@@ -187,6 +188,27 @@ fn runs_side_by_side_have_all_figures() {
     let one = page(&paths[1..]).unwrap();
     check(&one);
     assert!(!figures(&one).contains(&"validation"));
+}
+
+/// A run that was resumed seven times, the fourth time with another method and twice the batch.
+#[test]
+fn the_page_of_a_changed_run_says_what_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("changed");
+    write_run(&path, "fst", 120, 120, |metrics| {
+        metrics.tokens = Some(if metrics.step <= 40 { 384 } else { 768 });
+    });
+    let start = |number: u32| match number {
+        0 => json!({ "command": ["first"] }),
+        4 => json!({ "command": ["resume-4"], "after": 40, "changed": { "method.name": "fst" } }),
+        _ => json!({ "command": [format!("resume-{number}")], "after": 10 * number }),
+    };
+    let starts: Vec<_> = (0..8).map(start).collect();
+    fs::write(path.join("provenance.json"), json!(starts).to_string()).unwrap();
+    let text = check(&page(&[path]).unwrap());
+    // 40 * 384 / 10,000 + 80 * 768 / 10,000
+    check_contains(&text, &["fst, λ = 0.0002 on gradients, from step 41", "7.7 s", "first"]);
+    (1..8).for_each(|number| check_contains(&text, &[&format!("resume-{number}")]));
 }
 
 #[test]

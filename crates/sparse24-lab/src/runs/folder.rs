@@ -87,7 +87,17 @@ impl Folder {
         disk::sync_directory(disk::parent(path))?;
         let confined = disk::confine(path)?;
         let file = path.join(name);
-        if !disk::exists(&file) {
+        let is_there = disk::exists(&file);
+        let is_empty = disk::read_small(&file, 0).is_ok();
+        // The results are written after it.
+        if (is_empty || !is_there) && disk::exists(&file.with_extension("json")) {
+            let problem = format!(
+                "has lost its {name}; start the same command with another --out, stop it, and copy \
+                 {name} from there"
+            );
+            return Err(Error::file(path, problem));
+        }
+        if !is_there {
             // A start that was killed leaves these.
             let aside = disk::aside(&file);
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
@@ -101,9 +111,7 @@ impl Folder {
             }
         }
         let folder = Self { path: path.to_owned(), _lock: run::lock(path)?, _confined: confined };
-        if disk::exists(&file)
-            && let Some([before, now]) = read(&file)?.difference(identity)
-        {
+        if is_there && let Some([before, now]) = read(&file)?.difference(identity) {
             let problem = format!(
                 "was started with {before}, found {now}; undo the change, or name another folder"
             );

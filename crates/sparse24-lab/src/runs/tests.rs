@@ -1,8 +1,10 @@
-//! Names of arms, and the folders that are refused.
+//! Names of arms, and the folders and sets that are refused.
 
 use std::{fs, path::Path};
 
-use super::{Folder, Identity, check_name};
+use sparse24_run::{machine::Memory, run::Needs};
+
+use super::{Folder, Identity, Keep, check_name, check_needs};
 
 #[test]
 fn an_arm_is_the_name_of_a_folder() {
@@ -28,15 +30,18 @@ fn open(path: &Path) -> Result<Folder, String> {
 #[test]
 fn a_folder_with_something_else_is_not_touched() {
     let temporary = tempfile::tempdir().unwrap();
-    fs::write(temporary.path().join("thesis"), "").unwrap();
-    for (path, expected) in [
-        (temporary.path(), "already holds \"thesis\" but no study.toml"),
-        (&temporary.path().join("thesis"), "is a file"),
+    let at = |name: &str| temporary.path().join(name);
+    for (name, path, expected) in [
+        ("thesis", temporary.path(), "already holds \"thesis\" but no study.toml"),
+        ("thesis", &at("thesis"), "is a file"),
+        ("study.json", temporary.path(), "has lost its study.toml; start the same command with"),
+        ("study.toml", temporary.path(), "has lost its study.toml; start the same command with"),
     ] {
+        fs::write(at(name), "").unwrap();
         let refused = open(path).unwrap_err();
         assert!(refused.contains(expected), "{refused}");
     }
-    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 3);
 }
 
 /// A process that was killed before it wrote the description leaves a lock, and perhaps a part of
@@ -59,4 +64,27 @@ fn a_folder_is_never_shared() {
     assert!(refused.contains("is in use by this process"), "{refused}");
     drop(held);
     again().unwrap();
+}
+
+/// Three runs, of which the last needs most memory and the first has a checkpoint.
+#[test]
+fn runs_that_fit_one_by_one_alone_are_refused() {
+    let temporary = tempfile::tempdir().unwrap();
+    let memory = Memory { total: 100 << 20, available: 100 << 20, limit: None };
+    let [small, large] = [1, 1 << 50];
+    for (jobs, keep, checkpoint, expected) in [
+        (1, Keep::Checkpoints, small, ""),
+        (2, Keep::Checkpoints, small, ""),
+        (3, Keep::Checkpoints, small, "--jobs: the sum of 3 runs at a time needs 120 MiB*has 100"),
+        // Two that each keeps, but for the first one, and the one that is written.
+        (1, Keep::Checkpoints, large, "checkpoints of 3 runs need 6442450944.0 MiB"),
+        (2, Keep::Results, large, "checkpoints of 2 runs need 6442450944.0 MiB"),
+    ] {
+        let run = |memory: u64, there| (Needs { memory: memory << 20, checkpoint, kept: 2 }, there);
+        let runs = [run(30, 1), run(40, 0), run(50, 0)];
+        let found = check_needs(temporary.path(), &runs, jobs, keep, Some(&memory));
+        let found = found.map_or_else(|error| error.to_string(), |()| String::new());
+        let is_like = expected.split('*').all(|part| found.contains(part));
+        assert!(is_like && found.is_empty() == expected.is_empty(), "{expected}: {found}");
+    }
 }

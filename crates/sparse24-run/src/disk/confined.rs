@@ -5,13 +5,17 @@
 //! exchanged meanwhile leads out of it, and a directory that is moved or removed while it is in use
 //! is not made a second time. Only Unix has this; elsewhere confining has no effect.
 
-use std::{io, path::Path, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use crate::Error;
 
 /// Keeps a directory confined until it is dropped.
 #[derive(Debug, Clone)]
-pub struct Confined(#[allow(dead_code, reason = "held for its drop")] Arc<imp::Root>);
+pub struct Confined(Arc<imp::Root>);
 
 /// Confines the directory that the user named. This path itself may lead through links, unless it
 /// is below a directory that is confined already.
@@ -22,6 +26,15 @@ pub fn confine(path: &Path) -> Result<Confined, Error> {
     imp::confine(path).map(Confined).map_err(|e| Error::io("open", path, e))
 }
 
+impl Confined {
+    /// Where the directory is now: its path, unless that leads elsewhere because the directory was
+    /// moved. None if it was removed, or where it is cannot be found out.
+    #[must_use]
+    pub fn place(&self) -> Option<PathBuf> {
+        self.0.place()
+    }
+}
+
 #[cfg(unix)]
 pub(super) use imp::{check, resolve};
 
@@ -29,8 +42,12 @@ pub(super) use imp::{check, resolve};
 mod imp {
     use std::{
         ffi::{OsStr, OsString},
-        os::fd::OwnedFd,
-        path::{Component, PathBuf},
+        fs::{self, File},
+        os::{
+            fd::{AsRawFd, OwnedFd},
+            unix::fs::MetadataExt,
+        },
+        path::Component,
         sync::{PoisonError, RwLock, Weak},
     };
 
@@ -47,6 +64,19 @@ mod imp {
     pub(super) struct Root {
         path: PathBuf,
         directory: OwnedFd,
+    }
+
+    impl Root {
+        pub(super) fn place(&self) -> Option<PathBuf> {
+            let opened = File::from(self.directory.try_clone().ok()?).metadata().ok()?;
+            let is_it = |path: &PathBuf| {
+                let found = fs::metadata(path);
+                found.is_ok_and(|at| (at.dev(), at.ino()) == (opened.dev(), opened.ino()))
+            };
+            let link = format!("/proc/self/fd/{}", self.directory.as_raw_fd());
+            let moved = || fs::read_link(link).ok().filter(is_it);
+            Some(self.path.clone()).filter(is_it).or_else(moved)
+        }
     }
 
     const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -172,10 +202,16 @@ mod imp {
     use super::*;
 
     #[derive(Debug)]
-    pub(super) struct Root;
+    pub(super) struct Root(PathBuf);
 
-    pub(super) fn confine(_: &Path) -> io::Result<Arc<Root>> {
-        Ok(Arc::new(Root))
+    impl Root {
+        pub(super) fn place(&self) -> Option<PathBuf> {
+            Some(self.0.clone()).filter(|path| path.is_dir())
+        }
+    }
+
+    pub(super) fn confine(path: &Path) -> io::Result<Arc<Root>> {
+        Ok(Arc::new(Root(path.to_owned())))
     }
 }
 
@@ -252,13 +288,17 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (run, moved) = (place.path().join("run"), place.path().join("moved"));
         fs::create_dir(&run).unwrap();
-        let _confined = confine(&run).unwrap();
+        let confined = confine(&run).unwrap();
         disk::create_directory(&run.join("checkpoints")).unwrap();
+        assert_eq!(confined.place().as_ref(), Some(&run));
         fs::rename(&run, &moved).unwrap();
+        let place = confined.place().map(|place| fs::canonicalize(place).unwrap());
+        assert_eq!(place, cfg!(target_os = "linux").then(|| fs::canonicalize(&moved).unwrap()));
         disk::write_atomically(&run.join("checkpoints/file"), b"text").unwrap();
         assert_eq!(fs::read(moved.join("checkpoints/file")).unwrap(), b"text");
         disk::remove_directory(&run.join("checkpoints")).unwrap();
         fs::remove_dir(&moved).unwrap();
+        assert_eq!(confined.place(), None);
         assert!(disk::create_directory(&run.join("checkpoints")).is_err());
         assert!(disk::write_atomically(&run.join("file"), b"text").is_err());
         assert!(!run.exists());

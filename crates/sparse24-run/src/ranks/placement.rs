@@ -24,6 +24,8 @@ pub struct Placement {
     pub local_world: usize,
     /// Where rank 0 is, by name or address.
     pub host: String,
+    /// The variable that says so.
+    pub source: &'static str,
     /// The ports of which rank 0 takes the first that is free.
     pub ports: RangeInclusive<u16>,
     /// A name that this start of the ranks has and others have not; may be empty.
@@ -93,6 +95,8 @@ const LAUNCHERS: [&Launcher; 5] = [
     &SLURM,
 ];
 
+const RENDEZVOUS: &str = "SPARSE24_RENDEZVOUS";
+
 /// Ports that are tried, where the launcher names one that may be taken.
 const TRIED: u16 = 16;
 
@@ -144,17 +148,17 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
     if world == 1 {
         return Ok(None);
     }
-    let (host, ports) = match (launcher.name, set("MASTER_ADDR")) {
+    let (source, host, ports) = match (launcher.name, set("MASTER_ADDR")) {
         (name, _) if name == OURS.name => {
-            let (host, port) = address(set("SPARSE24_RENDEZVOUS").unwrap_or_default())?;
-            (host, port..=port)
+            let (host, port) = address(set(RENDEZVOUS).unwrap_or_default())?;
+            (RENDEZVOUS, host, port..=port)
         }
         (name, None) if name == SLURM.name => {
             let nodes = set("SLURM_STEP_NODELIST").unwrap_or_default();
             // A port for each job of the last few thousand.
             let job = number("SLURM_JOB_ID")?;
             let port = 61_440 + TRIED * (job % (4096 / TRIED as usize)) as u16;
-            (first_host(nodes), port..=port + TRIED - 1)
+            ("SLURM_STEP_NODELIST", first_host(nodes), port..=port + TRIED - 1)
         }
         (_, host) => {
             let host = match host {
@@ -175,12 +179,12 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
                 let problem = format!("expected a port below 65500, found {port}");
                 return Err(Error::setting("MASTER_PORT", problem));
             };
-            (host, first..=last)
+            ("MASTER_ADDR", host, first..=last)
         }
     };
     let run: Vec<_> = launcher.run.iter().filter_map(|name| set(name)).collect();
     let (launcher, run) = (launcher.name, run.join("."));
-    Ok(Some(Placement { launcher, rank, world, local_rank, local_world, host, ports, run }))
+    Ok(Some(Placement { launcher, rank, world, local_rank, local_world, host, source, ports, run }))
 }
 
 /// Host and port of `HOST:PORT`, where an IPv6 address is in brackets.
@@ -192,7 +196,7 @@ fn address(text: &str) -> Result<(String, u16), Error> {
         }
         _ => {
             let problem = format!("expected HOST:PORT of rank 0, found {text:?}");
-            Err(Error::setting("--rendezvous", problem))
+            Err(Error::setting(RENDEZVOUS, problem))
         }
     }
 }
@@ -270,9 +274,23 @@ mod tests {
             ),
         ] {
             let (launcher, [rank, world, local_rank, local_world], host, ports, run) = expected;
+            let source = match launcher {
+                "sparse24" => RENDEZVOUS,
+                "srun" => "SLURM_STEP_NODELIST",
+                _ => "MASTER_ADDR",
+            };
             let (host, run) = (host.to_owned(), run.to_owned());
-            let expected =
-                Placement { launcher, rank, world, local_rank, local_world, host, ports, run };
+            let expected = Placement {
+                launcher,
+                rank,
+                world,
+                local_rank,
+                local_world,
+                host,
+                source,
+                ports,
+                run,
+            };
             assert_eq!(of(environment).unwrap(), Some(expected), "{environment}");
         }
     }
@@ -305,7 +323,7 @@ mod tests {
             (&format!("{four} RANK=1 MASTER_ADDR=a MASTER_PORT=65530"), "MASTER_PORT: expected"),
             (
                 "SPARSE24_RANK=0 SPARSE24_WORLD=2 SPARSE24_LOCAL_RANK=0",
-                "--rendezvous: expected HOST",
+                "SPARSE24_RENDEZVOUS: expected HOST",
             ),
         ] {
             let error = of(environment).unwrap_err().to_string();

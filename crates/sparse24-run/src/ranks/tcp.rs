@@ -178,7 +178,7 @@ impl Tcp {
         let Placement { rank, world, .. } = *placement;
         let until = Instant::now() + self.joining.wait;
         let mut hello = Hello { rank, world, run: placement.run.clone(), host: host(), port: 0 };
-        let addresses = self.resolve(&placement.host, until)?;
+        let addresses = self.resolve(placement, until)?;
         if rank == 0 {
             let listener = listen(placement, &addresses)?;
             let mut table: Vec<Option<SocketAddr>> = vec![None; world];
@@ -223,16 +223,23 @@ impl Tcp {
     }
 
     /// The addresses of rank 0, whose name may become known only when it starts.
-    fn resolve(&self, host: &str, until: Instant) -> Result<Vec<IpAddr>, Error> {
+    fn resolve(&self, placement: &Placement, until: Instant) -> Result<Vec<IpAddr>, Error> {
+        let Placement { host, source, .. } = placement;
+        let mut reminded: Option<Instant> = None;
         loop {
-            match (host, 0).to_socket_addrs() {
+            let error = match (&**host, 0).to_socket_addrs() {
                 Ok(found) => return Ok(found.map(|address| address.ip()).collect()),
-                Err(error) if Instant::now() >= until => {
-                    let problem = format!("rank 0's host {host:?} has no address: {error}");
-                    return Err(Error::setting("--rendezvous", problem));
-                }
-                Err(_) => thread::sleep(HEARTBEAT),
+                Err(error) => error,
+            };
+            let problem = format!("rank 0's host {host:?} cannot be resolved: {error}");
+            if Instant::now() >= until {
+                return Err(Error::setting(*source, problem));
             }
+            if reminded.is_none_or(|reminded| reminded.elapsed() >= REMINDER) {
+                (self.joining.note)(&format!("waiting: {problem}"));
+                reminded = Some(Instant::now());
+            }
+            thread::sleep(HEARTBEAT);
         }
     }
 
@@ -533,7 +540,7 @@ fn judge(hello: &Hello, own: &Hello, seen: &mut [bool]) -> Answer {
 
 /// The first of the ports that is free.
 fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Error> {
-    let Placement { host, ports, .. } = placement;
+    let Placement { host, source, ports, .. } = placement;
     let mut last = None;
     for port in ports.clone() {
         let all: Vec<_> = addresses.iter().map(|&address| SocketAddr::new(address, port)).collect();
@@ -544,7 +551,7 @@ fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Er
     }
     let reason = last.map_or_else(String::new, |error| format!(": {error}"));
     let problem = format!("rank 0 cannot listen at {host:?}, ports {ports:?}{reason}");
-    Err(Error::setting("--rendezvous", problem))
+    Err(Error::setting(*source, problem))
 }
 
 fn is_silence(error: &io::Error) -> bool {

@@ -29,6 +29,7 @@ impl Place {
             local_rank: rank,
             local_world: world,
             host: "127.0.0.1".to_owned(),
+            source: "MASTER_ADDR",
             ports: self.port..=self.port,
             run: "first".to_owned(),
         }
@@ -228,4 +229,20 @@ fn a_rank_that_does_not_come_is_named() {
     for rank in all(ranks.into()) {
         assert_eq!(message(rank), "of 4 ranks, these did not connect: 1, 3");
     }
+}
+
+/// The name may become known later, so it is tried until the end, but not in silence.
+#[test]
+fn a_host_without_an_address_is_named_at_once() {
+    let place = Place::new();
+    let change = |placement: &mut Placement, joining: &mut Joining| {
+        // No resolver is asked for it.
+        placement.host = "head\0".to_owned();
+        joining.wait = Duration::from_millis(100);
+    };
+    let error = message(place.start([1, 2], change, |_| Ok(())).join().unwrap());
+    let expected = "rank 0's host \"head\\0\" cannot be resolved: ";
+    assert!(error.starts_with(&format!("MASTER_ADDR: {expected}")), "{error}");
+    let notes = place.notes.lock().unwrap();
+    assert!(notes.len() == 1 && notes[0].starts_with(&format!("waiting: {expected}")), "{notes:?}");
 }

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::directory::{CONFIG, TOKENIZER};
+use super::{
+    directory::{CONFIG, TOKENIZER, has_config, without_config},
+    needs::Needs,
+};
 use crate::{
     Error,
     config::{Config, DataConfig},
@@ -17,8 +20,7 @@ use crate::{
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
 use sparse24_train::{
-    backend::{Backend, Placement, op::HeadLoss},
-    estimate::{Estimate, estimate},
+    backend::{Backend, op::HeadLoss},
     group::{Group, Solo},
     model::ModelSpec,
     nn::BatchShape,
@@ -31,27 +33,29 @@ use sparse24_train::{
 /// # Errors
 /// [`Error::File`] for a directory without a run or a damaged configuration; [`Error::Io`].
 pub fn run_config(run: &Path) -> Result<Config, Error> {
-    let config = |run: &Path| Some(run.join(CONFIG)).filter(|path| path.is_file());
-    if let Some(path) = config(run) {
+    if has_config(run) {
         let _confined = disk::confine(run)?;
-        return Config::read(&path);
+        return Config::read(&run.join(CONFIG));
     }
     // A checkpoint, or the folder of them.
     let around = run
         .ancestors()
         .skip(1)
         .take(2)
-        .find(|path| !path.as_os_str().is_empty() && config(path).is_some());
-    let advice = around
-        .map(|around| format!("; it lies in a run, name {}", around.display()))
-        .unwrap_or_default();
-    Err(Error::file(run, format!("is not a run directory: it holds no {CONFIG}{advice}")))
+        .find(|path| !path.as_os_str().is_empty() && has_config(path));
+    Err(around.map_or_else(
+        || without_config(run),
+        |around| {
+            let advice = format!("it lies in a run, name {}", around.display());
+            Error::file(run, format!("is not a run directory: it holds no {CONFIG}; {advice}"))
+        },
+    ))
 }
 
 /// Whether a directory holds a run that a resume would continue.
 #[must_use]
 pub fn has_begun(run: &Path) -> bool {
-    run.join(CONFIG).is_file()
+    has_config(run)
 }
 
 /// Opens the data of a new run that is no fine-tuning.
@@ -373,19 +377,6 @@ fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error>
     data.check_context(config).map(|()| data)
 }
 
-/// Bytes of main memory that a run needs, besides its data: the copy of the state from which a
-/// checkpoint is written, the buffers through which it arrives, and, where the backend computes in
-/// main memory, all else.
-#[must_use]
-pub fn host_bytes(estimate: &Estimate, placement: Placement) -> u64 {
-    let computing = match placement {
-        Placement::Host => estimate.device_bytes(),
-        Placement::Device => 0,
-    };
-    let copies = estimate.checkpoint_bytes.saturating_add(estimate.staging_bytes);
-    copies.saturating_add(computing)
-}
-
 /// The token ids of a model: as many as its data need, or as the rows of the table of tokens that a
 /// run starts from or has saved, which may be padded.
 pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize {
@@ -404,8 +395,7 @@ pub(super) fn trainer_in(
     vocabulary: usize,
 ) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
-    let backend = config.backend_entry()?;
-    let needed = host_bytes(&estimate(&recipe, backend)?, (backend.placement)(config.backend.gpu));
+    let needed = Needs::of(config, &recipe, config.steps)?.memory;
     if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
         return Err(Error::setting(
             "model",

@@ -32,7 +32,7 @@ const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, 
 pub struct RunDirectory {
     path: PathBuf,
     _lock: Lock,
-    _confined: Confined,
+    confined: Confined,
 }
 
 impl RunDirectory {
@@ -55,7 +55,7 @@ impl RunDirectory {
             return Err(occupied_by(path, &name));
         }
         remains.iter().try_for_each(|name| remove(&path.join(name)))?;
-        Ok(Self { path: path.to_owned(), _lock: lock, _confined: confined })
+        Ok(Self { path: path.to_owned(), _lock: lock, confined })
     }
 
     /// Checks that [`RunDirectory::create`] would accept the path.
@@ -108,13 +108,10 @@ impl RunDirectory {
             return Err(Self::missing(path));
         }
         let confined = confine(path)?;
-        if !disk::exists(&path.join(CONFIG)) {
-            return Err(Error::file(
-                path,
-                format!("is not a run directory: it holds no {CONFIG:?}"),
-            ));
+        if !has_config(path) {
+            return Err(without_config(path));
         }
-        let opened = Self { path: path.to_owned(), _lock: lock(path)?, _confined: confined };
+        let opened = Self { path: path.to_owned(), _lock: lock(path)?, confined };
         checkpoint::recover(&opened.checkpoints())?;
         Ok(opened)
     }
@@ -123,6 +120,11 @@ impl RunDirectory {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// [`Confined::place`].
+    pub(super) fn place(&self) -> Option<PathBuf> {
+        self.confined.place()
     }
 
     /// `config.toml`.
@@ -176,7 +178,28 @@ impl RunDirectory {
     }
 }
 
+/// Whether a directory has the configuration of a run, which is never empty.
+pub(super) fn has_config(path: &Path) -> bool {
+    fs::metadata(path.join(CONFIG)).is_ok_and(|file| file.is_file() && file.len() > 0)
+}
+
+/// The error for a directory without a configuration; a run that has lost it can have it again.
+pub(super) fn without_config(path: &Path) -> Error {
+    if !path.join(PROVENANCE).is_file() {
+        return Error::file(path, format!("is not a run directory: it holds no {CONFIG}"));
+    }
+    let problem = format!(
+        "is a run that has lost its {CONFIG}; start the first command of its {PROVENANCE} with \
+         another --out, stop it, and copy {CONFIG} from there; a resume then names each difference \
+         from the checkpoint"
+    );
+    Error::file(path, problem)
+}
+
 fn occupied_by(path: &Path, name: &str) -> Error {
+    if path.join(PROVENANCE).is_file() && !has_config(path) {
+        return without_config(path);
+    }
     Error::file(
         path,
         format!(

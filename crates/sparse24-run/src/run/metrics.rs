@@ -40,6 +40,9 @@ pub struct StepMetrics {
     /// Training tokens per second; NaN where the clock did not move.
     #[serde(with = "null_is_nan")]
     pub tokens_per_s: f64,
+    /// Training tokens of this step, unless an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
     /// Share of mask bits that this step changed, in [0, 1]; sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flip_rate: Option<f64>,

@@ -13,7 +13,7 @@ use sparse24_cpu::threshold::soft_threshold;
 use super::{
     MetricsLog,
     components::{RunData, data_of, new_trainer, run_config},
-    directory::{CHECKPOINTS, CONFIG, METRICS, TOKENIZER},
+    directory::{CHECKPOINTS, CONFIG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, no_dataset, of_same_data, of_tokenizer},
     metrics::best,
     snapshot::{ends, restore, scale, take_average},
@@ -311,7 +311,10 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
             )),
         };
     }
-    if !path.join(CONFIG).is_file() {
+    if !has_config(path) {
+        if path.join(PROVENANCE).is_file() {
+            return Err(without_config(path));
+        }
         return Err(Error::file(
             path,
             "is neither a run directory, which holds a config.toml, nor a checkpoint of one",

@@ -74,6 +74,9 @@ pub struct Provenance {
     /// Origin of lambda, in the first start of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lambda: Option<LambdaOrigin>,
+    /// The step after which this start went on; none of the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
     /// Decisive settings that this start changed, by key; for other data `data` and the path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed: BTreeMap<String, String>,
@@ -104,6 +107,7 @@ impl Provenance {
             initial,
             weights: None,
             lambda: None,
+            after: None,
             changed: BTreeMap::new(),
             measured_anew_after: None,
             system: format!("{} {}", env::consts::OS, env::consts::ARCH),

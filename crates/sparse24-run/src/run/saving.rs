@@ -8,6 +8,7 @@ use super::{
     Run,
     directory::CHECKPOINTS,
     identity::{self, identity},
+    needs::Needs,
     ranks::{Order, compare_states, order},
     snapshot::{ends, snapshot},
     training::is_due,
@@ -19,8 +20,7 @@ use crate::{
     disk,
 };
 use sparse24_train::{
-    estimate::estimate,
-    method::{Ends, Method, PhaseKind},
+    method::{Method, PhaseKind},
     trainer::{Recipe, Trainer},
 };
 
@@ -134,34 +134,11 @@ pub(super) fn check_space(
     former: &[u32],
     run: &Path,
 ) -> Result<(), Error> {
-    let checkpoints = run.join(CHECKPOINTS);
-    let there = checkpoint::count(&checkpoints)? as u64;
-    let most = most_kept(config, &recipe.method)
-        .saturating_add(former.len() as u64)
-        .saturating_add(1)
-        .saturating_sub(there)
-        .max(1);
-    let estimate = estimate(recipe, config.backend_entry()?)?;
-    // Four bytes per tile, for flip counts.
-    let counts = if config.run.instrument_every > 0 { estimate.sparsifiable / 4 } else { 0 };
-    let needed = (estimate.checkpoint_bytes + counts).saturating_mul(most);
-    disk::check_room(run, needed, || {
+    let there = checkpoint::count(&run.join(CHECKPOINTS))? as u64;
+    let Needs { checkpoint, kept, .. } = Needs::of(config, recipe, config.steps)?;
+    let most =
+        kept.saturating_add(former.len() as u64).saturating_add(1).saturating_sub(there).max(1);
+    disk::check_room(run, checkpoint.saturating_mul(most), || {
         format!("{most} more checkpoints (run.keep_last, run.keep_every, ends of sparse phases)")
     })
-}
-
-/// Largest number of checkpoints between two saves.
-fn most_kept(config: &Config, method: &Method) -> u64 {
-    let Config { steps, run, .. } = config;
-    let multiples = |every: u32| u64::from(steps.checked_div(every).unwrap_or(0));
-    let switches = method
-        .last_sparse_steps(*steps, &Ends::new())
-        .into_iter()
-        .filter(|step| step < steps)
-        .count() as u64;
-    let best = u64::from(run.keep_best);
-    let always = switches + multiples(run.keep_every) + best;
-    // Besides the multiples, one at the end of each phase.
-    (multiples(run.checkpoint_every) + method.phases.len() as u64 + best)
-        .min(always.saturating_add(run.keep_last as u64))
 }

@@ -354,7 +354,7 @@ impl Run {
         let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
         if finished.is_none() {
             let start = Provenance::of_start(&trainer.backend().device(), initial);
-            let start = Provenance { changed, measured_anew_after, ..start };
+            let start = Provenance { after: Some(step), changed, measured_anew_after, ..start };
             if let Some(kept) = start.record(&directory.provenance())? {
                 notices.push(format!("provenance.json was damaged; it is kept as {kept}"));
             }

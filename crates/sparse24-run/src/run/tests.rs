@@ -21,6 +21,7 @@ pub(super) fn metrics(step: u32) -> StepMetrics {
         lr: 1e-3,
         grad_norm: 0.1 + step as f32,
         tokens_per_s: 12_345.678,
+        tokens: step.is_multiple_of(2).then_some(768),
         flip_rate: step.is_multiple_of(2).then_some(0.012_5),
         flip_rate_per_layer: step
             .is_multiple_of(2)
@@ -46,7 +47,7 @@ fn metrics_are_one_object_a_step() {
         "{\"step\":1,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\
          \"grad_norm\":1.1,\"tokens_per_s\":12345.678}\n\
          {\"step\":2,\"phase\":\"sparse\",\"loss\":4.25,\"lr\":0.001,\
-         \"grad_norm\":2.1,\"tokens_per_s\":12345.678,\
+         \"grad_norm\":2.1,\"tokens_per_s\":12345.678,\"tokens\":768,\
          \"flip_rate\":0.0125,\"flip_rate_per_layer\":{\"a\":0.01,\"b\":0.015}}\n"
     );
     assert_eq!(MetricsLog::read(&path).unwrap(), [metrics(1), metrics(2)]);

@@ -119,6 +119,12 @@ impl Run {
         self.directory.path()
     }
 
+    /// Where the run directory is now, see [`Confined::place`](crate::disk::Confined::place).
+    #[must_use]
+    pub fn place(&self) -> Option<PathBuf> {
+        self.directory.place()
+    }
+
     /// The data.
     #[must_use]
     pub fn data(&self) -> &RunData {
@@ -359,7 +365,7 @@ impl Run {
             if reports_flips || is_measured { FlipSampling::Sample } else { FlipSampling::Skip };
         let batches = self.data.batches(self.trainer.recipe(), self.ahead.as_ref());
         let noise = if is_measured { self.trainer.gradient_noise(&*batches)? } else { Vec::new() };
-        let tokens = self.trainer.recipe().tokens_of(step) as f64;
+        let tokens = self.trainer.recipe().tokens_of(step);
         let began = Instant::now();
         let micro_steps = self.trainer.recipe().gradient_accumulation.of(step) as usize;
         let batches = Shown::new(batches, Part::Step, micro_steps, observer);
@@ -372,7 +378,8 @@ impl Run {
             loss: f32::NAN,
             lr: self.trainer.recipe().learning_rate(step),
             grad_norm: f32::NAN,
-            tokens_per_s: tokens / began.elapsed().as_secs_f64(),
+            tokens_per_s: tokens as f64 / began.elapsed().as_secs_f64(),
+            tokens: Some(tokens),
             flip_rate: None,
             flip_rate_per_layer: None,
             val_loss: None,

@@ -130,7 +130,9 @@ impl Examples {
         let encode = |files: &[read::File]| -> Result<Vec<(Example, bool)>, Error> {
             let rows = files.iter().flat_map(|file| file.rows.iter().map(move |row| (file, row)));
             let rows: Vec<_> = rows.collect();
-            rows.into_par_iter().map(|(file, row)| rules.example(&file.path, row)).collect()
+            let examples = rows.into_par_iter().map(|(file, row)| rules.example(&file.path, row));
+            // Of several errors, the first.
+            examples.collect::<Vec<_>>().into_iter().collect()
         };
         let (train, validation) = (encode(&train)?, encode(&validation)?);
         let cut = train.iter().chain(&validation).filter(|(_, cut)| *cut).count();

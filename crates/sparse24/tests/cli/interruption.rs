@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::{
-    running::{LONG, attempts, lines, reached},
+    running::{LONG, attempts, lines, reached, send},
     support::{Place, SAVED, TINY, checkpoint, text},
 };
 
@@ -231,6 +231,15 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
         place.refuses(&format!("resume {inside}"), 3, &pattern);
     }
     let config = place.read("run/config.toml");
+    // The advice is what brings it back.
+    place.write("run/config.toml", "");
+    for line in ["resume run", "eval run", "train --out run", "train --out run --resume-or-start"] {
+        let pattern = "run: is a run that has lost its config.toml; *first command*another --out";
+        place.refuses(line, 3, pattern);
+    }
+    place.answer(&format!("train {TINY} --out again"));
+    fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
+    place.answer("resume run");
     for (from, to, pattern) in [
         ("steps = 12", "", "config.toml: *missing*`steps`"),
         ("layers = 2", "layres = 2", "config.toml: *model: *\"layres\"*\"layers\""),
@@ -452,6 +461,18 @@ fn a_run_whose_directory_moves_meanwhile_is_finished() {
     assert!(out.starts_with("validation loss") && out.lines().count() == 1, "{out}");
     assert_eq!(place.metrics(&moved).len(), 600);
     place.answer(&format!("eval {moved}"));
+
+    let (moved, said) = attempts(|attempt| {
+        let (run, moved) = (format!("stopped-{attempt}"), format!("aside-{attempt}"));
+        let child = reached(&place, &format!("train {TINY} {LONG} --out {run}"), &run, 20)?;
+        fs::rename(place.path(&run), place.path(&moved)).unwrap();
+        send("-TERM", &child);
+        let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+        said.contains("interrupted").then_some((moved, said))
+    });
+    let (_, advice) = said.trim_end().rsplit_once("sparse24 ").unwrap();
+    assert!(advice.ends_with(&moved), "{said}");
+    place.answer(advice);
 }
 
 /// Damage that is more than the half line of a kill.

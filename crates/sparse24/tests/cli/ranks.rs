@@ -116,6 +116,29 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
     assert_eq!(place.timeless(&run), place.timeless("whole"));
 }
 
+/// A launcher that is killed leaves no rank behind: all stop as by SIGTERM.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_stop_with_their_launcher() {
+    use crate::running::reached;
+
+    let place = Place::new();
+    let run = attempts(|attempt| {
+        let run = format!("orphaned-{attempt}");
+        let line = format!("launch -n 2 -- train {TINY} {LONG} {FOUR} --out {run}");
+        let mut launcher = reached(&place, &line, &run, 20)?;
+        launcher.kill().unwrap();
+        // The ranks write to the same pipe, so it ends with the last of them.
+        let said = String::from_utf8(launcher.wait_with_output().unwrap().stderr).unwrap();
+        assert!(said.contains("interrupted after step"), "{said}");
+        Some(run)
+    });
+    assert_eq!(place.checkpoints(&run).len(), 1);
+    let mut orphan = place.command("train");
+    orphan.env("SPARSE24_LAUNCHER", "0");
+    place.refuses_command(orphan, 7, "`sparse24 launch`*is gone");
+}
+
 /// Under Open MPI, if it is installed.
 #[test]
 fn mpirun_starts_the_ranks() {
@@ -179,8 +202,9 @@ fn ranks_that_do_not_fit_are_refused() {
         (
             "train --rank 2 --world 2 --rendezvous a:9",
             2,
-            "SPARSE24_RANK: expected*below 2, found 2",
+            "error: --rank: expected*below 2, found 2",
         ),
+        ("train --rank 0 --world 2 --rendezvous a", 2, "error: --rendezvous: expected HOST:PORT"),
         ("launch -n 0 -- train", 2, "at least 1"),
         ("launch -n 2", 2, "`launch -n 2 -- train`"),
         ("launch -n 2 report run", 2, "`launch -n 2 -- train`"),

@@ -35,7 +35,8 @@ fn a_run_directory_has_the_documented_files_and_metrics() {
     let metrics = place.metrics("runs/one");
     let mut flips = 0.0;
     for (line, step) in metrics.iter().zip(1..) {
-        let mut keys = BTreeSet::from(["step", "phase", "loss", "lr", "grad_norm", "tokens_per_s"]);
+        let keys = ["step", "phase", "loss", "lr", "grad_norm", "tokens_per_s", "tokens"];
+        let mut keys = BTreeSet::from(keys);
         if step == 1 || step % 3 == 0 {
             keys.extend(["flip_rate", "flip_rate_per_layer"]);
         }
@@ -46,7 +47,8 @@ fn a_run_directory_has_the_documented_files_and_metrics() {
         assert_eq!(found.collect::<BTreeSet<_>>(), keys, "step {step}");
         // floor(5 * 12 / 6) = 10.
         let phase = if step <= 10 { "sparse" } else { "dense" };
-        assert_eq!([&line["step"], &line["phase"]], [&json!(step), &json!(phase)]);
+        let facts = [&line["step"], &line["phase"], &line["tokens"]];
+        assert_eq!(facts, [&json!(step), &json!(phase), &json!(72)]);
         for number in ["loss", "lr", "grad_norm", "tokens_per_s"] {
             assert!(line[number].as_f64().unwrap() > 0.0, "{number} of {line}");
         }
