@@ -322,7 +322,8 @@ fn document(title: &str, contents: &str, nonce: Option<&str>) -> String {
 {live}</header>
 <div id="contents">{contents}</div>
 <footer>
-<p>Written by sparse24 {version}; losses are in nats per token. {end}.</p>
+<p>Written by sparse24 {version}; losses are means in nats over tokens, or over the
+examples of a task (mean squared errors where it predicts numbers). {end}.</p>
 </footer>
 <script{attribute}>
 //<![CDATA[

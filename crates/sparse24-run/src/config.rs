@@ -542,6 +542,7 @@ mod tests {
             (["method.name=dense", "method.lambda=1.0"], "method.lambda has no effect"),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1901"], "than the 1900 steps"),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1900"], ""),
+            (["optimizer.learning_rate=1e-3", "optimizer.min_learning_rate=2e-3"], "rises after"),
         ] {
             let settings = settings.map(str::to_owned);
             let config = Config::resolve(Some("shakespeare-char-cpu"), None, &settings).unwrap();

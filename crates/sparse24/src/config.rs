@@ -6,7 +6,7 @@ use crate::{
     output::{self, print_json},
 };
 
-/// Print the resolved configuration as TOML, with every key
+/// Print the resolved configuration as TOML, with every key (method.lambda only if it is used)
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -21,6 +21,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         print_json(&config)
     } else {
-        output::write(format_args!("{}", config.to_toml()))
+        let toml = config.to_toml();
+        // One without effect would stay when the method is changed in this text.
+        let keeps = |line: &&str| config.lambda().is_some() || !line.starts_with("lambda = ");
+        let kept: String = toml.split_inclusive('\n').filter(keeps).collect();
+        output::write(format_args!("{kept}"))
     }
 }

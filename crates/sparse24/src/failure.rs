@@ -144,7 +144,8 @@ impl From<clap::Error> for Failure {
                 name => OPTIONS
                     .iter()
                     .find(|(option, names)| {
-                        takes(option) && names.split(' ').any(|other| other == name)
+                        takes(option)
+                            && names.split(' ').any(|other| other == name.replace('-', "_"))
                     })
                     .map(|&(option, _)| option.to_owned())
                     .or_else(|| {

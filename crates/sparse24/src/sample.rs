@@ -20,7 +20,8 @@ pub(crate) struct Args {
     which: Which,
     #[command(flatten)]
     computing: Computing,
-    /// Text to continue [default: a line feed, or token 0 if the tokenizer has none]
+    /// Text to continue [default: a line feed; if the tokenizer has none, the end of a document, or
+    /// token 0]
     #[arg(long)]
     prompt: Option<String>,
     /// File with the text to continue
@@ -83,10 +84,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     on_threads(config.backend.threads, || {
         let prompt = match &given {
-            None => tokenizer.encode("\n").unwrap_or_else(|_| vec![0]),
+            None => tokenizer.start_of_text(),
             Some(prompt) => match tokenizer.encode(prompt) {
                 Ok(tokens) if tokens.is_empty() => {
-                    return wrong("--prompt: expected at least one character, found none".into());
+                    return wrong(
+                        "--prompt: expected text of at least one token, found none".into(),
+                    );
                 }
                 Ok(tokens) => tokens,
                 Err(error) => return wrong(format!("--prompt: {error}")),

@@ -156,7 +156,7 @@ fn study(value: &Value) -> Option<Figure> {
     let reference = text_of(&value["reference"]);
     let difference = |arm: &Value| ["mean", "low", "high"].map(|key| real(&arm["difference"][key]));
     let x = Axis::around(
-        format!("validation loss minus that of {reference}, nats per token"),
+        format!("validation loss minus that of {reference}, nats"),
         arms.iter().flat_map(difference).chain([0.0]),
     );
     let (mut inside, mut levels) = (String::new(), Vec::new());

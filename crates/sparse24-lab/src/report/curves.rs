@@ -15,7 +15,7 @@ const BANDS: usize = 3;
 const LABELS: usize = 3;
 /// Share of the steps at the start that need not fit in the plot of the loss.
 const HEAD: f64 = 0.03;
-pub(super) const NATS: &str = "nats per token";
+pub(super) const NATS: &str = "nats";
 
 /// Most points of a curve if `runs` share a plot.
 pub(super) fn resolution(runs: usize) -> usize {
@@ -205,7 +205,7 @@ struct Measure {
 const VALIDATION: Measure = Measure {
     id: "validation",
     title: "Validation loss in detail",
-    label: "validation loss, nats per token",
+    label: "validation loss, nats",
     lead: "The validation loss over the second half of the steps, on its own scale.",
     points: |run| run.validation.clone(),
     axis: Axis::around,

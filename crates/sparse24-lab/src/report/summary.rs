@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     count::{counted, grouped},
-    statistics::mean,
+    statistics::{mean, quantile},
 };
 
 /// A result's name and its value for a run.
@@ -41,8 +41,8 @@ const RESULTS: [Result; 8] = [
         None => "–".into(),
     }),
     ("tokens per second", |run| match median_speed(run) {
-        speed if speed.is_finite() => grouped(speed.round() as u64),
-        _ => "–".into(),
+        Some(speed) => grouped(speed.round() as u64),
+        None => "–".into(),
     }),
 ];
 
@@ -52,11 +52,9 @@ fn last_loss(run: &Record) -> f64 {
     mean(&last.filter(|loss| loss.is_finite()).collect::<Vec<_>>()).unwrap_or(f64::NAN)
 }
 
-fn median_speed(run: &Record) -> f64 {
+fn median_speed(run: &Record) -> Option<f64> {
     let speeds = run.steps.iter().map(|step| step.tokens_per_s);
-    let mut speeds: Vec<_> = speeds.filter(|speed| speed.is_finite()).collect();
-    speeds.sort_by(f64::total_cmp);
-    speeds.get(speeds.len() / 2).copied().unwrap_or(f64::NAN)
+    quantile(&speeds.filter(|speed| speed.is_finite()).collect::<Vec<_>>(), 0.5)
 }
 
 fn steps(run: &Record) -> String {

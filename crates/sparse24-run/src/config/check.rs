@@ -276,11 +276,11 @@ impl Config {
             return Err(Error::setting("data.path", problem));
         }
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
-            let problem = format!(
-                "the preset {:?} is for a large corpus and not for the embedded text; name one \
-                    with --data",
-                self.preset
-            );
+            let what = match self.preset.as_str() {
+                preset::IMPORTED => "an imported model was not trained on".to_owned(),
+                preset => format!("the preset {preset:?} is for a large corpus and not for"),
+            };
+            let problem = format!("{what} the embedded text; name its data with --data");
             return Err(Error::setting("data.path", problem));
         }
         Ok(())
@@ -304,6 +304,13 @@ impl Config {
                 "the cooldown (optimizer.cooldown_steps = {}) is longer than the {decaying} steps \
                     after the warm-up, so the learning rate does not reach its peak",
                 schedule.cooldown_steps
+            ));
+        }
+        let OptimizerConfig { learning_rate, min_learning_rate, .. } = self.optimizer;
+        if schedule.decay != Decay::Constant && min_learning_rate > learning_rate {
+            remarks.push(format!(
+                "the learning rate rises after the warm-up, because optimizer.min_learning_rate \
+                    ({min_learning_rate}) is above optimizer.learning_rate ({learning_rate})"
             ));
         }
         if self.lambda().is_none() && preset::own_lambda(self) != Some(self.method.lambda) {

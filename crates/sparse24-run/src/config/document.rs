@@ -88,12 +88,14 @@ pub(super) fn from_table(table: Table) -> Result<Config, Error> {
 }
 
 /// Settings, and their names in nanoGPT, in Hugging Face's GPT-2 and in its `Trainer`.
-const ELSEWHERE: [(&str, &str); 22] = [
+const ELSEWHERE: [(&str, &str); 27] = [
     ("model.layers", "n_layer num_hidden_layers"),
     ("model.heads", "n_head num_attention_heads"),
     ("model.d_model", "n_embd hidden_size"),
     ("model.d_ff", "n_inner intermediate_size"),
     ("model.sequence_length", "block_size n_positions n_ctx max_position_embeddings"),
+    ("model.activation", "hidden_act activation_function"),
+    ("model.dropout", "resid_pdrop hidden_dropout_prob"),
     ("model.activation_checkpointing", "gradient_checkpointing"),
     ("optimizer.learning_rate", "lr"),
     ("optimizer.min_learning_rate", "min_lr"),
@@ -101,11 +103,14 @@ const ELSEWHERE: [(&str, &str); 22] = [
     ("optimizer.warmup_steps", "warmup_iters"),
     ("optimizer.decay_steps", "lr_decay_iters"),
     ("optimizer.max_grad_norm", "grad_clip"),
+    ("optimizer.beta1", "adam_beta1"),
+    ("optimizer.beta2", "adam_beta2"),
+    ("optimizer.epsilon", "adam_epsilon"),
     ("batch.size", "batch_size micro_batch_size per_device_train_batch_size"),
     ("steps", "max_iters max_steps"),
     ("backend.name", "device backend"),
     ("method.name", "method"),
-    ("backend.arithmetic", "dtype"),
+    ("backend.arithmetic", "dtype bf16"),
     ("data.path", "dataset data"),
     ("run.eval_every", "eval_interval eval_steps"),
     ("run.eval_tokens", "eval_iters"),

@@ -183,7 +183,7 @@ impl<'a> Documents<'a> {
                 Ok(_) => {}
                 Err(e) => return refuse(e.to_string()),
             }
-            let mut json = serde_json::Deserializer::from_slice(&line);
+            let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
             let found = Member(self.field).deserialize(&mut json);
             match found.and_then(|found| json.end().map(|()| found)) {
                 Ok(Some(text)) => {

@@ -402,6 +402,14 @@ impl Tokenizer {
         Ok(())
     }
 
+    /// A prompt for a text without a beginning: a line feed, or where that is no token, the end of a
+    /// document or token 0.
+    #[must_use]
+    pub fn start_of_text(&self) -> Vec<u32> {
+        let line_feed = self.encode("\n").unwrap_or_default();
+        if line_feed.is_empty() { vec![self.end_of_document().unwrap_or(0)] } else { line_feed }
+    }
+
     /// The id that ends a document, and that no text is encoded to: `[SEP]` of WordPiece, `</s>` of
     /// BPE.
     pub(super) fn end_of_document(&self) -> Option<u32> {

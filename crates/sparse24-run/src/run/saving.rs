@@ -21,6 +21,7 @@ use crate::{
 };
 use sparse24_train::{
     method::{Method, PhaseKind},
+    schedule::GradientAccumulation,
     trainer::{Recipe, Trainer},
 };
 
@@ -122,6 +123,23 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
         format!(
             "sparse training continues until step {}: phases end at shares of the steps",
             method.last_step(now, *steps, &ends)
+        )
+    })
+}
+
+/// A notice if a changed number of steps raises the learning rate after the warm-up.
+pub(super) fn raised_rate(saved: &State, config: &Config, recipe: &Recipe) -> Option<String> {
+    let steps = saved.total_steps;
+    let gradient_accumulation = GradientAccumulation { steps, ..recipe.gradient_accumulation };
+    let schedule = config.optimizer.schedule(steps);
+    let former = Recipe { steps, schedule, gradient_accumulation, ..recipe.clone() };
+    let (was, is) = (former.learning_rate(saved.step), recipe.learning_rate(saved.step + 1));
+    let rises = steps != recipe.steps && saved.step >= schedule.warmup_steps && is > was;
+    rises.then(|| {
+        format!(
+            "the learning rate rises from {was:.2e} to {is:.2e}, because the decay now ends with \
+                step {}",
+            recipe.schedule.decay_steps
         )
     })
 }

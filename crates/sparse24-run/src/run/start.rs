@@ -16,7 +16,7 @@ use super::{
     plans,
     provenance::fingerprint,
     ranks::set_up,
-    saving::{check_space, former_ends, sparse_again},
+    saving::{check_space, former_ends, raised_rate, sparse_again},
     snapshot::{restore, snapshot},
     training::is_due,
 };
@@ -253,6 +253,7 @@ impl Run {
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
                 notices.extend(identity::check(&path, &checkpoint.state, &now, &allow)?);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
+                notices.extend(raised_rate(&checkpoint.state, &config, trainer.recipe()));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }

@@ -230,6 +230,10 @@ fn samples_continue_the_prompt_and_depend_only_on_the_seed() {
     }
     // The vocabulary has no new line, so token 0 is the prompt.
     assert!(place.answer("sample run --tokens 3").starts_with(' '));
+    // WordPiece encodes white space to no token.
+    place.answer("prepare --data text --tokenizer wordpiece --pieces 60 --out pieces");
+    place.train("words", "--set data.path=pieces --set data.tokenizer=wordpiece --set steps=3");
+    place.answer("sample words --tokens 3");
 }
 
 #[test]
@@ -241,7 +245,7 @@ fn wrong_arguments_of_sample_are_refused() {
         ("--top-k 0", "--top-k: *1*0"),
         ("--top-k -1", "'-1'*--top-k"),
         ("--prompt zürich", "--prompt: *'ü' (U+00FC)*byte 1*27"),
-        ("--prompt=", "--prompt: *at least one character"),
+        ("--prompt=", "--prompt: *at least one token"),
         ("--prompt x --prompt-file text", "'--prompt <PROMPT>'*'--prompt-file"),
         ("--num-samples 0", "'0'*--num-samples"),
     ] {

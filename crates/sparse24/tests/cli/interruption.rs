@@ -115,6 +115,7 @@ fn a_resume_changes_settings_from_there_on() {
     let notes = place.notes("resume run --set steps=14 --set run.keep_last=1");
     let is_said = |what: &str| notes.lines().any(|line| line == what);
     assert!(is_said("the run continues with steps = 14 instead of steps = 12"), "{notes}");
+    assert!(notes.contains("the learning rate rises from "), "{notes}");
     assert!(is_said("from here on with steps=14, run.keep_last=1"), "{notes}");
     assert_eq!(place.metrics("run").len(), 14);
     assert!(place.read("run/config.toml").contains("steps = 14"));

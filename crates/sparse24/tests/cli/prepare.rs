@@ -85,6 +85,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
     place.write("nanogpt/train.bin", [1, 0]);
     place.write("text", "to be, or not to be\n".repeat(50));
     place.write("lines.jsonl", "{}");
+    place.write("cut.jsonl", "{\"text\": 1\n");
     place.answer("prepare --tokenizer byte --data text --out made");
     for (arguments, code, pattern) in [
         ("nowhere --out out", 3, "nowhere: does not exist"),
@@ -95,6 +96,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out made", 3, "made: holds prepared data*--force"),
         ("text --out out --separator=", 2, "--separator*empty"),
         ("lines.jsonl --out out", 3, "lines.jsonl: line 1: *`text`*--field"),
+        ("cut.jsonl --out out", 3, "cut.jsonl: line 1: *at column 10"),
         ("text --out out --validation 5000", 3, "text: 1000 tokens*5000"),
         ("text --out one", 3, "one: *not a folder"),
         ("text --out one/out", 4, "cannot create one: "),
