@@ -306,8 +306,9 @@ impl Config {
                 schedule.cooldown_steps
             ));
         }
-        let OptimizerConfig { learning_rate, min_learning_rate, .. } = self.optimizer;
-        if schedule.decay != Decay::Constant && min_learning_rate > learning_rate {
+        let (learning_rate, min_learning_rate) =
+            (self.optimizer.learning_rate, self.optimizer.min_learning_rate);
+        if min_learning_rate > learning_rate {
             remarks.push(format!(
                 "the learning rate rises after the warm-up, because optimizer.min_learning_rate \
                     ({min_learning_rate}) is above optimizer.learning_rate ({learning_rate})"

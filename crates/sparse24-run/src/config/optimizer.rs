@@ -122,7 +122,7 @@ impl OptimizerConfig {
     }
 
     /// The learning rate of a run of `steps` as a value.
-    pub(super) fn schedule(&self, steps: u32) -> Schedule {
+    pub(crate) fn schedule(&self, steps: u32) -> Schedule {
         let or = |value: u32, otherwise| if value == 0 { otherwise } else { value };
         let decay_steps = or(self.decay_steps, steps);
         Schedule {
