@@ -1,4 +1,4 @@
-//! What a run needs of its machine: memory, and disk space for its checkpoints.
+//! The memory that a run needs, and the disk space for its checkpoints.
 
 use crate::{Error, config::Config};
 use sparse24_train::{
@@ -8,7 +8,7 @@ use sparse24_train::{
     trainer::Recipe,
 };
 
-/// What a run needs of its machine.
+/// Memory and disk space that a run needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// Bytes of main memory, see [`host_bytes`].
