@@ -402,8 +402,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// A prompt for a text without a beginning: a line feed, or where that is no token, the end of a
-    /// document or token 0.
+    /// A prompt for a text without a beginning: a line feed, or where that is no token, the end of
+    /// a document or token 0.
     #[must_use]
     pub fn start_of_text(&self) -> Vec<u32> {
         let line_feed = self.encode("\n").unwrap_or_default();

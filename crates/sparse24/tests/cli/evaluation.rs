@@ -231,7 +231,7 @@ fn samples_continue_the_prompt_and_depend_only_on_the_seed() {
     // The vocabulary has no new line, so token 0 is the prompt.
     assert!(place.answer("sample run --tokens 3").starts_with(' '));
     // WordPiece encodes white space to no token.
-    place.answer("prepare --data text --tokenizer wordpiece --pieces 60 --out pieces");
+    place.answer("prepare --data text --tokenizer wordpiece --pieces 100 --out pieces");
     place.train("words", "--set data.path=pieces --set data.tokenizer=wordpiece --set steps=3");
     place.answer("sample words --tokens 3");
 }
