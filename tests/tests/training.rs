@@ -15,6 +15,7 @@ mod training {
     #[cfg(feature = "wgpu")]
     mod portable;
     mod ranks;
+    mod recipes;
     mod repeat;
     mod semantics;
     mod spy;

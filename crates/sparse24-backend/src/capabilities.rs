@@ -1,7 +1,7 @@
 //! The capabilities of a backend, as data: the trainer compares them with a recipe before anything
 //! is allocated.
 
-use super::Region;
+use super::{Arithmetic, Region};
 use crate::Error;
 
 /// The sizes that a backend can train.
@@ -17,6 +17,8 @@ pub struct Capabilities {
     /// Whether attention's backward pass reads which probabilities dropout kept, instead of drawing
     /// them again.
     pub reads_kept: bool,
+    /// The arithmetic that it does not have.
+    pub lacks: Option<Arithmetic>,
 }
 
 /// A size that a kernel may limit.
@@ -59,10 +61,24 @@ pub struct Requirement {
 }
 
 impl Capabilities {
-    /// A backend without limits.
+    /// A backend without limits but that of any allocation, `isize::MAX` bytes.
     #[must_use]
     pub const fn unlimited(backend: &'static str) -> Self {
-        Self { backend, limits: &[], most_elements: usize::MAX, reads_kept: true }
+        let most_elements = isize::MAX as usize / size_of::<f32>();
+        Self { backend, limits: &[], most_elements, reads_kept: true, lacks: None }
+    }
+
+    /// Refuses the arithmetic that the backend does not have.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] names the one that it has.
+    pub fn check_arithmetic(&self, arithmetic: Arithmetic) -> Result<(), Error> {
+        if self.lacks != Some(arithmetic) {
+            return Ok(());
+        }
+        let own = if arithmetic == Arithmetic::Bf16 { "f32" } else { "bf16" };
+        let problem = format!("the backend {} computes in {own}; use \"native\"", self.backend);
+        Err(Error::setting("backend.arithmetic", problem))
     }
 
     /// Compares a tensor with the device's limit.
@@ -83,7 +99,7 @@ impl Capabilities {
             "expected tensors of at most {most} elements on this device of the backend {backend}, \
              found {elements} in {name}"
         );
-        Err(Error::Setting { key: key.to_owned(), problem })
+        Err(Error::setting(key, problem))
     }
 
     /// Compares a size with the limits.
@@ -106,7 +122,7 @@ impl Capabilities {
                 let problem = format!(
                     "expected {what} to be {limit} on the backend {backend}, found {value}"
                 );
-                Err(Error::Setting { key: key.to_owned(), problem })
+                Err(Error::setting(key, problem))
             }
         }
     }

@@ -14,7 +14,7 @@ use sparse24_core::{
 };
 use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd, strips::Strips};
 
-use self::buffers::{Buffers, view_mut};
+use self::buffers::{Buffers, full, view_mut};
 use super::op::Orientation;
 use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
@@ -60,6 +60,7 @@ impl From<sparse24_cpu::Error> for Error {
             sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
                 Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
             }
+            sparse24_cpu::Error::Memory { bytes } => full("a pruned operand", bytes),
             other => Self::Refused(other.to_string()),
         }
     }

@@ -131,7 +131,8 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, 1, activation::MAX_GATED),
         limit(Extent::DropoutElements, 1, dropout::MAX_ELEMENTS),
     ];
-    Capabilities { limits: LIMITS, ..Capabilities::unlimited("cuda") }
+    let lacks = Some(Arithmetic::F32);
+    Capabilities { limits: LIMITS, lacks, ..Capabilities::unlimited("cuda") }
 }
 
 impl CudaBackend {
@@ -141,12 +142,7 @@ impl CudaBackend {
     /// [`Error::Device`] without driver, GPU or libraries; [`Error::Setting`] for an arithmetic
     /// that it does not have.
     pub fn open(settings: BackendSettings) -> Result<Self, Error> {
-        if settings.arithmetic == Arithmetic::F32 {
-            return Err(Error::Setting {
-                key: "backend.arithmetic".to_owned(),
-                problem: "the GPU multiplies in bf16; use \"native\"".to_owned(),
-            });
-        }
+        capabilities().check_arithmetic(settings.arithmetic)?;
         let mut gpu = Gpu::open(&Settings { ordinal: settings.gpu, ..Settings::default() })?;
         gpu.set_purpose("library workspaces");
         let workspace = gpu.alloc("workspace of dense products", [1, gemm::WORKSPACE])?;

@@ -26,6 +26,12 @@ pub enum ErrorKind {
     Contract,
 }
 
+/// Advice where memory does not suffice.
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+pub(crate) const LESS_MEMORY: &str = "lower batch.size (and raise \
+    batch.gradient_accumulation_steps), set model.activation_checkpointing = \"blocks\", or train \
+    a smaller model";
+
 /// Why a batch could not be made.
 pub type DataError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -108,6 +114,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// [`Error::Setting`].
+    #[must_use]
+    pub fn setting(key: &str, problem: impl Into<String>) -> Self {
+        Self::Setting { key: key.to_owned(), problem: problem.into() }
+    }
+
     /// The kind of failure, for exit codes.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

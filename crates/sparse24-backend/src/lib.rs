@@ -31,6 +31,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod group;
+pub mod limits;
 pub mod op;
 pub mod reduce;
 mod shape_only;
@@ -166,6 +167,10 @@ pub struct BackendEntry {
     /// Opens the device.
     pub open: fn(BackendSettings) -> Result<Box<dyn Backend>, Error>,
 }
+
+/// The names of all backends, each the name of the feature with which this crate and those above it
+/// have the backend.
+pub const BACKEND_NAMES: [&str; 3] = ["cpu", "cuda", "wgpu"];
 
 /// All backends of this build.
 pub const BACKENDS: &[BackendEntry] = &[

@@ -65,7 +65,8 @@ pub fn capabilities() -> Capabilities {
         limit(Extent::GatedElements, ELEMENTS),
         limit(Extent::DropoutElements, ELEMENTS),
     ];
-    Capabilities { limits: LIMITS, reads_kept: false, ..Capabilities::unlimited("wgpu") }
+    let lacks = Some(Arithmetic::Bf16);
+    Capabilities { limits: LIMITS, reads_kept: false, lacks, ..Capabilities::unlimited("wgpu") }
 }
 
 /// Names of this machine's adapters, in the order of their numbers in [`BackendSettings::gpu`]:
@@ -128,12 +129,7 @@ impl WgpuBackend {
     }
 
     fn new(mut gpu: Gpu, settings: BackendSettings) -> Result<Self, Error> {
-        if settings.arithmetic == Arithmetic::Bf16 {
-            return Err(Error::Setting {
-                key: "backend.arithmetic".to_owned(),
-                problem: "the backend wgpu computes in f32; use \"native\"".to_owned(),
-            });
-        }
+        capabilities().check_arithmetic(settings.arithmetic)?;
         let health = gpu.alloc("health", [1, 2], Region::Scratch.name())?;
         gpu.upload(health, &Health::SOUND)?;
         let flips = gpu.alloc("flips", [1, 1], Region::Scratch.name())?;

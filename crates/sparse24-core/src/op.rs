@@ -190,6 +190,15 @@ pub enum MaskedDecay {
 }
 
 impl MaskedDecay {
+    /// lambda, if there is masked decay.
+    #[must_use]
+    pub const fn lambda(self) -> Option<f32> {
+        match self {
+            Self::None => None,
+            Self::OnGradients(lambda) | Self::OnWeights(lambda) => Some(lambda),
+        }
+    }
+
     /// lambda as the term of a pruned w in the gradient, and as the one beside the step.
     #[must_use]
     pub const fn placed(self) -> [f32; 2] {

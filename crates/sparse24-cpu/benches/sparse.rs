@@ -149,7 +149,7 @@ fn products_of([p, q, r]: [usize; 3]) {
         mvue::mvue_prune(dz.view(), Estimator::Exact, stream, sample.view_mut()).expect("it fits");
         sample
     });
-    let [mut forward, mut dgrad, mut wgrad] = [[r, q], [q, r], [r, p]].map(Strips::zeros);
+    let [mut forward, mut dgrad, mut wgrad] = [(); 3].map(|()| Strips::default());
     forward.pack(w.view());
     dgrad.pack(w.t());
     let over = Accumulate::Overwrite;

@@ -52,6 +52,20 @@ pub enum Error {
         /// The unknown activation.
         activation: Activation,
     },
+    /// There is no memory for the strips of a matrix.
+    #[error("no memory for strips of {bytes} bytes")]
+    Memory {
+        /// Their size.
+        bytes: u64,
+    },
+    /// A pool of more threads than any machine has.
+    #[error("expected at most {most} threads (0 means one per core), found {threads}")]
+    TooManyThreads {
+        /// Number of threads requested.
+        threads: usize,
+        /// Most threads of a pool.
+        most: usize,
+    },
     /// The operating system did not start the threads of a pool.
     #[error("cannot start a pool of {threads} threads (0 means one per core)")]
     Threads {

@@ -41,7 +41,7 @@ pub mod threshold;
 pub use error::Error;
 pub use ndarray;
 pub use simd::Simd;
-pub use threads::{on_threads, threads};
+pub use threads::{MOST_THREADS, on_threads, threads};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

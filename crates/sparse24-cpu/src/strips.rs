@@ -35,7 +35,7 @@ const PANEL: usize = 64;
 /// A matrix `[m, k]` as strips, for [`matmul`].
 ///
 /// It needs one byte more than a dense matrix for every two elements, whether they are zero or not.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Strips {
     shape: [usize; 2],
     /// The strips of the first [`BLOCK`] columns, then those of the next.
@@ -56,11 +56,15 @@ struct Block {
 
 impl Strips {
     /// A matrix of zeros.
-    #[must_use]
-    pub fn zeros(shape: [usize; 2]) -> Self {
-        let mut strips = Self { shape: [0; 2], blocks: Vec::new() };
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if memory does not suffice.
+    pub fn zeros(shape: [usize; 2]) -> Result<Self, Error> {
+        let (bytes, mut strips) = (Self::bytes(shape), Self::default());
+        let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<Block>();
+        strips.blocks.try_reserve_exact(blocks).map_err(|_| Error::Memory { bytes })?;
         strips.reshape(shape);
-        strips
+        Ok(strips)
     }
 
     /// Rows and columns.

@@ -35,7 +35,6 @@ pub mod renamed;
 mod run;
 mod unknown;
 
-pub(crate) use check::{MOST, MOST_LAYERS};
 pub use document::{dotted, meant, read_table, table_of};
 pub use method::MethodConfig;
 pub use model::{ModelConfig, ModelKind};
@@ -148,7 +147,8 @@ pub struct TaskConfig {
 pub struct BackendConfig {
     /// `cpu`, `cuda` or `wgpu`.
     pub name: String,
-    /// CPU threads; 0 is one per core.
+    /// CPU threads of a run, unless its caller is on a rayon pool, which it then uses; 0 is one per
+    /// core.
     pub threads: usize,
     /// Rounding of operands.
     pub arithmetic: Arithmetic,

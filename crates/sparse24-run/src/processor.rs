@@ -9,6 +9,18 @@ use crate::Error;
 
 pub use sparse24_cpu::{Simd, on_threads};
 
+/// Runs on the pool of the caller, or outside of one on as many threads as `backend.threads` says.
+pub(crate) fn on_configured<T: Send>(
+    threads: usize,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    if threads == 0 || rayon::current_thread_index().is_some() {
+        return work();
+    }
+    on_threads(threads, work)
+        .map_err(|error| Error::setting("backend.threads", error.to_string()))?
+}
+
 /// FLOP/s of a dense product `[512, d_model] x [d_model, d_ff]` on the threads of the current pool:
 /// the best of a quarter second. Larger products run no faster, so `d_model` is capped at 2048 and
 /// `d_ff` at 8192.

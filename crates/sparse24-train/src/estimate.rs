@@ -6,6 +6,7 @@ use crate::{
         Backend, BackendEntry, Op, Region, ShapeOnly,
         op::{DenseOp, GradNorm, Gradient, OptimizerStep, Weight},
     },
+    nn::Parameter,
     trainer::{Allocated, Recipe},
 };
 
@@ -60,9 +61,12 @@ impl Estimate {
 /// partial sums that it need not hold.
 ///
 /// # Errors
-/// Errors of the allocations: sparsifiable shapes must consist of 4x4 tiles.
+/// Errors of [`Recipe::check`], and of the allocations: sparsifiable shapes must consist of 4x4
+/// tiles.
 pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Error> {
-    let mut counter = ShapeOnly::new((backend.footprint)(), (backend.capabilities)());
+    let capabilities = (backend.capabilities)();
+    recipe.check(&capabilities)?;
+    let mut counter = ShapeOnly::new((backend.footprint)(), capabilities);
     let allocated = Allocated::new(&mut counter, recipe, 1)?;
     let phase = recipe.method.sparse_phase();
     let mut sparse_flops = 0.0;
@@ -85,11 +89,10 @@ pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Err
     pass.run(GradNorm { table })?;
     pass.run(OptimizerStep { table, optimizer: &recipe.optimizer, decay })?;
 
-    let elements = |count: usize| count as u64;
-    let parameters: u64 = allocated.parameters.iter().map(|p| elements(p.weight.elements())).sum();
-    let sparsifiable: u64 =
-        allocated.parameters.sparsifiable().map(|p| elements(p.weight.elements())).sum();
-    let rows: u64 = allocated.parameters.sparsifiable().map(|p| elements(p.weight.shape[0])).sum();
+    let elements = |parameter: &Parameter| parameter.weight.elements() as u64;
+    let parameters: u64 = allocated.parameters.iter().map(elements).sum();
+    let sparsifiable: u64 = allocated.parameters.sparsifiable().map(elements).sum();
+    let rows: u64 = allocated.parameters.sparsifiable().map(|p| p.weight.shape[0] as u64).sum();
     // Two bytes per tile of a mask; of dgrad's own mask too, and its order of rows.
     let masks = match recipe.method.pruned_operands().len() {
         0 => 0,

@@ -21,7 +21,7 @@ pub mod optim;
 pub mod schedule;
 pub mod trainer;
 
-pub use sparse24_backend::{self as backend, Error, ErrorKind, group};
+pub use sparse24_backend::{self as backend, Error, ErrorKind, group, limits};
 
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]

@@ -8,6 +8,7 @@ use sparse24_core::op::Activation;
 use crate::{
     Error,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
+    limits::{self, MOST, MOST_LAYERS, share},
     method::Method,
     nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity, no_text},
     objective::Batch,
@@ -75,15 +76,7 @@ pub trait Model: Send {
 }
 
 fn no_translation() -> Error {
-    let problem = "this model does not translate".to_owned();
-    Error::Setting { key: "model.kind".to_owned(), problem }
-}
-
-/// Refuses what is no probability below 1.
-fn check_rate(key: &str, rate: f32) -> Result<(), Error> {
-    let problem = || format!("expected a number in [0, 1), found {rate}");
-    let error = || Error::Setting { key: key.to_owned(), problem: problem() };
-    if (0.0..1.0).contains(&rate) { Ok(()) } else { Err(error()) }
+    Error::setting("model.kind", "this model does not translate")
 }
 
 /// A model as numbers: what a recipe holds.
@@ -106,12 +99,14 @@ impl ModelSpec {
     /// Allocates parameters and activations.
     ///
     /// # Errors
-    /// Errors of the allocations; sparsifiable shapes must consist of 4x4 tiles.
+    /// [`Error::Setting`] for a size beyond [`limits`]; errors of the allocations; sparsifiable
+    /// shapes must consist of 4x4 tiles.
     pub fn build(
         &self,
         builder: &mut Builder<'_>,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Box<dyn Model>, Error> {
+        self.check_sizes()?;
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
             Self::Bert(spec) => Ok(Box::new(bert::Bert::new(builder, *spec)?)),
@@ -151,6 +146,17 @@ impl ModelSpec {
         }
     }
 
+    /// Refuses sizes that are too large to count the model's memory.
+    fn check_sizes(&self) -> Result<(), Error> {
+        let Extents { layers, heads, d_model, d_ff, longest, .. } = self.extents();
+        limits::size("model.layers", layers, MOST_LAYERS)?;
+        limits::size("model.heads", heads, MOST)?;
+        limits::size("model.d_model", d_model, MOST)?;
+        limits::size("model.d_ff", d_ff, MOST)?;
+        limits::size("model.sequence_length", longest, MOST)?;
+        limits::size("the vocabulary", self.vocabulary(), MOST)
+    }
+
     /// Refuses sizes of which no model can be built, for sequences of this length, and activation
     /// checkpointing that the model lacks.
     pub(crate) fn check(
@@ -159,41 +165,27 @@ impl ModelSpec {
         checkpointing: ActivationCheckpointing,
     ) -> Result<(), Error> {
         if !matches!(self, Self::Gpt2(_)) && checkpointing != ActivationCheckpointing::None {
-            return Err(Error::Setting {
-                key: "model.activation_checkpointing".to_owned(),
-                problem: "this model keeps all activations; use \"none\"".to_owned(),
-            });
+            let problem = "this model keeps all activations; use \"none\"";
+            return Err(Error::setting("model.activation_checkpointing", problem));
         }
+        self.check_sizes()?;
         match self {
             Self::Deit(spec) => spec.check(sequence_length)?,
-            Self::Transformer(spec) => check_rate("model.label_smoothing", spec.label_smoothing)?,
+            Self::Transformer(spec) => share("model.label_smoothing", spec.label_smoothing)?,
             _ => {}
         }
         let Extents { d_model, heads, d_ff, longest, .. } = self.extents();
-        let of_heads = format!("{TILED}, and of model.heads {heads}");
-        let rows = [
-            ("model.heads", heads, heads > 0, "at least 1".to_owned()),
-            ("model.d_model", d_model, d_model > 0 && d_model.is_multiple_of(4), of_heads),
-            ("model.d_ff", d_ff, d_ff > 0 && d_ff.is_multiple_of(4), TILED.to_owned()),
-            (
-                "model.heads",
-                heads,
-                d_model.checked_rem(heads) == Some(0),
-                format!("a divisor of model.d_model {d_model}"),
-            ),
-            (
-                "model.sequence_length",
-                sequence_length,
-                (1..=longest).contains(&sequence_length),
-                format!("at least 1 and at most {longest}"),
-            ),
-            ("the vocabulary", self.vocabulary(), self.vocabulary() > 0, "an id".to_owned()),
-        ];
-        rows.into_iter().try_for_each(|(key, found, is_fine, expected)| {
-            let problem = || format!("expected {expected}, found {found}");
-            let error = || Error::Setting { key: key.to_owned(), problem: problem() };
-            if is_fine { Ok(()) } else { Err(error()) }
-        })
+        let is_tiled = |size: usize| size > 0 && size.is_multiple_of(4);
+        limits::check("model.heads", heads > 0, "at least 1", heads)?;
+        let expected = format!("{TILED}, and of model.heads {heads}");
+        limits::check("model.d_model", is_tiled(d_model), &expected, d_model)?;
+        limits::check("model.d_ff", is_tiled(d_ff), TILED, d_ff)?;
+        let expected = format!("a divisor of model.d_model {d_model}");
+        limits::check("model.heads", d_model.is_multiple_of(heads), &expected, heads)?;
+        let is_held = (1..=longest).contains(&sequence_length);
+        let expected = format!("at least 1 and at most {longest}");
+        limits::check("model.sequence_length", is_held, &expected, sequence_length)?;
+        limits::check("the vocabulary", self.vocabulary() > 0, "an id", self.vocabulary())
     }
 
     /// The same model with another prediction, or with the head that it is pre-trained with.

@@ -28,6 +28,7 @@ use crate::{
         op::{Copy, GradNorm, MaskSearch, OptimizerStep},
     },
     group::{Group, Solo},
+    limits,
     method::{Phase, PhaseKind},
     model::Model,
     nn::{BatchShape, Builder, DecayTable, Parameter, Parameters, Pass},
@@ -95,7 +96,9 @@ pub struct Flips {
 
 /// A step whose work is queued, see [`Trainer::start_step`].
 #[must_use = "a started step has to be finished"]
-pub struct StartedStep {
+pub struct StartedStep<'a> {
+    trainer: &'a mut Trainer,
+    objective: &'a dyn Objective,
     /// The index of its phase.
     phase: usize,
     learning_rate: f32,
@@ -317,26 +320,27 @@ impl Trainer {
     /// # Errors
     /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite;
     /// [`Error::Interrupted`], which leaves the state as it was before the step;
-    /// [`Error::Operand`] for a batch of another shape than the recipe's; errors from the backend.
+    /// [`Error::Setting`] after the last step of the recipe; [`Error::Operand`] for a batch of
+    /// another shape than the recipe's; errors from the backend.
     pub fn train_step(
         &mut self,
         objective: &dyn Objective,
         sampling: FlipSampling,
     ) -> Result<StepOutcome, Error> {
-        let started = self.start_step(objective, sampling)?;
-        self.finish_step(objective, started)
+        self.start_step(objective, sampling)?.finish()
     }
 
     /// Queues the work of one optimizer step, for a caller that must not wait: a browser's copies
-    /// arrive between [`Self::start_step`] and [`Self::finish_step`], which is called next.
+    /// arrive before it calls [`StartedStep::finish`].
     ///
     /// # Errors
     /// Errors of [`Self::train_step`], except [`Error::NonFinite`].
-    pub fn start_step(
-        &mut self,
-        objective: &dyn Objective,
+    pub fn start_step<'a>(
+        &'a mut self,
+        objective: &'a dyn Objective,
         sampling: FlipSampling,
-    ) -> Result<StartedStep, Error> {
+    ) -> Result<StartedStep<'a>, Error> {
+        self.check_unfinished()?;
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
@@ -410,51 +414,24 @@ impl Trainer {
             FlipSampling::Sample => Some(self.start_flip_counts()?),
             FlipSampling::Skip => None,
         };
-        let learning_rate = state.learning_rate;
-        Ok(StartedStep { phase: index, learning_rate, targets, report, flips })
-    }
-
-    /// Waits for a started step, and brings masks and S(w) in line with its weights.
-    ///
-    /// # Errors
-    /// Errors of [`Self::train_step`].
-    pub fn finish_step(
-        &mut self,
-        objective: &dyn Objective,
-        started: StartedStep,
-    ) -> Result<StepOutcome, Error> {
-        let StartedStep { phase: index, learning_rate, targets, report, flips } = started;
-        let (step, phase) = (self.step() + 1, self.recipe.method.phases[index]);
-        let Self { backend, allocated: Allocated { parameters, variances, .. }, .. } = self;
-        let report = report(&mut **backend)?;
-        if let Some(culprit) = report.non_finite {
-            return Err(Error::NonFinite { step, what: self.divergence(objective, culprit)? });
-        }
-        let of_parameter = |(parameter, count): (&Parameter, PendingCount)| -> Result<_, Error> {
-            let weights = parameter.weight.elements() as u64;
-            Ok(Flips { name: parameter.spec.name.clone(), flips: count()?, weights })
-        };
-        let count = |counts: Vec<PendingCount>| -> Result<Vec<Flips>, Error> {
-            parameters.sparsifiable().zip(counts).map(of_parameter).collect()
-        };
-        let flips = flips.map(count).transpose()?;
-        if phase.watches() {
-            let change = variances.change(&mut **backend, parameters)?;
-            self.progress.variance_changes.push(change);
-        }
-        self.advance(index)?;
-        let loss = mean_loss(&report.losses, &targets);
-        let grad_norm = report.grad_norm;
-        Ok(StepOutcome { step, phase: phase.kind(), loss, learning_rate, grad_norm, flips })
+        let (trainer, learning_rate) = (self, state.learning_rate);
+        Ok(StartedStep { trainer, objective, phase: index, learning_rate, targets, report, flips })
     }
 
     /// Advances to the next step without updating the weights. Used when a loss or gradient is not
     /// finite and the policy is to skip.
     ///
     /// # Errors
-    /// Errors from the backend.
+    /// [`Error::Setting`] after the last step of the recipe; errors from the backend.
     pub fn skip_step(&mut self) -> Result<(), Error> {
+        self.check_unfinished()?;
         self.advance(self.phase_index(self.step() + 1))
+    }
+
+    /// Refuses a step beyond the recipe, whose schedule and phases are over.
+    fn check_unfinished(&self) -> Result<(), Error> {
+        let (done, steps) = (self.step(), self.recipe.steps);
+        limits::check("steps", done < steps, &format!("more than the {done} done"), steps)
     }
 
     /// Advances the step counter and refreshes masks, whether the update was applied or skipped.
@@ -520,6 +497,36 @@ impl Trainer {
         let Self { backend, allocated: Allocated { flip_masks, .. }, .. } = self;
         let counts = flip_masks.iter().map(|&[a, b]| backend.start_flip_count(a, b));
         counts.collect()
+    }
+}
+
+impl StartedStep<'_> {
+    /// Waits for the step, and brings masks and S(w) in line with its weights.
+    ///
+    /// # Errors
+    /// Errors of [`Trainer::train_step`].
+    pub fn finish(self) -> Result<StepOutcome, Error> {
+        let Self { trainer, objective, phase: index, learning_rate, targets, report, flips } = self;
+        let (step, phase) = (trainer.step() + 1, trainer.recipe.method.phases[index]);
+        let Trainer { backend, allocated: Allocated { parameters, variances, .. }, .. } = trainer;
+        let report = report(&mut **backend)?;
+        if let Some(culprit) = report.non_finite {
+            return Err(Error::NonFinite { step, what: trainer.divergence(objective, culprit)? });
+        }
+        let of = |(parameter, count): (&Parameter, PendingCount)| -> Result<_, Error> {
+            let weights = parameter.weight.elements() as u64;
+            Ok(Flips { name: parameter.spec.name.clone(), flips: count()?, weights })
+        };
+        let all = flips.map(|counts| parameters.sparsifiable().zip(counts).map(of).collect());
+        let flips = all.transpose()?;
+        if phase.watches() {
+            let change = variances.change(&mut **backend, parameters)?;
+            trainer.progress.variance_changes.push(change);
+        }
+        trainer.advance(index)?;
+        let loss = mean_loss(&report.losses, &targets);
+        let grad_norm = report.grad_norm;
+        Ok(StepOutcome { step, phase: phase.kind(), loss, learning_rate, grad_norm, flips })
     }
 }
 

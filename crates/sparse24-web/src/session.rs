@@ -102,7 +102,7 @@ impl Session {
         let sampling = if is_sampled { FlipSampling::Sample } else { FlipSampling::Skip };
         let started = self.trainer.start_step(&self.text, sampling).map_err(thrown)?;
         self.arrivals.all().await;
-        let outcome = self.trainer.finish_step(&self.text, started).map_err(thrown)?;
+        let outcome = started.finish().map_err(thrown)?;
         Ok(Step {
             step: outcome.step,
             loss: outcome.loss,

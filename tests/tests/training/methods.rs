@@ -3,6 +3,7 @@
 
 use ndarray::ArrayView2;
 use sparse24_core::{
+    Mask,
     permute::{INTERVAL, permuted_mask, row_order},
     phase::has_settled,
     philox::{Purpose, Site, Stream},
@@ -148,7 +149,7 @@ fn bi_mask_replaces_its_orders_at_every_interval() {
     }
 }
 
-/// A missing or damaged part of the method's state is named.
+/// A missing or damaged part of a state is named, and nothing of that state is taken.
 #[test]
 fn an_incomplete_state_is_refused() {
     for (name, damage, what) in [
@@ -165,17 +166,49 @@ fn an_incomplete_state_is_refused() {
         ),
         ("s-ste", |state| state.mask = None, "mask is missing"),
         ("s-ste", |state| state.scale = None, "scale is missing"),
+        ("fst", |state| state.shape.swap(0, 1), "a state of size [16, 8], found [8, 16]"),
+        ("fst", |state| state.weight.truncate(3), "expected a weight of size [128], found [3]"),
+        ("fst", |state| state.first_moment.clear(), "a first moment of size [128], found [0]"),
+        (
+            "fst",
+            |state| state.second_moment.push(0.0),
+            "a second moment of size [128], found [129]",
+        ),
+        ("fst", |state| state.mask = Mask::empty(16, 4).ok(), "a mask of size [16, 8], found"),
+        ("fst", |state| set_tile(&mut state.mask, 0x3333), "not transposable: tile (0, 1)"),
+        (
+            "ste-row-wise",
+            |state| set_tile(&mut state.mask, 0x7333),
+            "not row-wise 2:4: tile (0, 1)",
+        ),
+        ("bi-mask", |state| state.dgrad_mask = Mask::empty(4, 8).ok(), "a mask of dgrad of size"),
     ] {
         let recipe = recipe(name);
         let mut trainer = fixture::trainer(cpu(), &recipe);
-        let mut states = trainer.parameter_states().expect("downloads");
+        let before = trainer.parameter_states().expect("downloads");
+        let mut states = before.clone();
+        states[0].weight[0] += 1.0;
         damage(
             states
                 .iter_mut()
                 .find(|state| state.name == "h.0.mlp.c_fc.weight")
                 .expect("a parameter"),
         );
-        let error = trainer.restore(0, &states).expect_err(what).to_string();
+        let error = trainer.restore(1, &states).expect_err(what).to_string();
         assert!(error.contains("h.0.mlp.c_fc.weight") && error.contains(what), "{error}");
+        let weights: Vec<_> = states.iter().map(|s| (&*s.name, &*s.weight)).collect();
+        let starts = trainer.start_from(&weights).is_ok();
+        assert_eq!(starts, !what.contains("a weight"), "{what}");
+        if starts {
+            trainer.restore(0, &before).expect("its own states");
+        }
+        let error = trainer.restore(31, &before).expect_err("of 30 steps").to_string();
+        assert!(error.contains("steps: expected at least the 31"), "{error}");
+        assert_eq!(trainer.step(), 0);
+        assert!(trainer.parameter_states().expect("downloads") == before, "{name}, {what}");
     }
+}
+
+fn set_tile(mask: &mut Option<Mask>, bits: u16) {
+    mask.as_mut().expect("a sparse phase").tiles_mut()[1] = bits;
 }

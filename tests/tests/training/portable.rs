@@ -154,7 +154,7 @@ fn what_an_adapter_cannot_bind_is_refused_by_key() {
     let wide = |recipe: &mut Recipe| {
         fixture::change(recipe, |spec| [spec.d_model, spec.heads] = [1 << 20, 1 << 17]);
     };
-    let many = |recipe: &mut Recipe| recipe.batch.size = 1 << 28;
+    let many = |recipe: &mut Recipe| recipe.batch.size = 1 << 24;
     for (expected, change) in [("model.d_model", wide as fn(&mut _)), ("batch.size", many)] {
         let Some(backend) = sparse24_tests::wgpu() else { return };
         let most = backend.capabilities().most_elements;

@@ -4,7 +4,7 @@ use ndarray::ArrayView2;
 use sparse24_core::Mask;
 use sparse24_cpu::strips::Strips;
 
-use super::{CpuBackend, Operands};
+use super::{CpuBackend, Operands, buffers::zeros};
 use crate::{
     DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
     op::Orientation,
@@ -31,11 +31,12 @@ impl Memory for CpuBackend {
         dtype: DType,
         region: Region,
     ) -> Result<Tensor, Error> {
-        Ok(self.buffers.alloc(name, shape, dtype, region))
+        self.buffers.alloc(name, shape, dtype, region)
     }
 
     fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
-        self.masks.push(Mask::empty(rows, columns)?);
+        let tiles = zeros("a mask", [rows / 4, columns / 4])?;
+        self.masks.push(Mask::from_tiles(rows, columns, tiles)?);
         Ok(MaskId(self.masks.len() - 1))
     }
 
@@ -45,13 +46,13 @@ impl Memory for CpuBackend {
         orientation: Orientation,
     ) -> Result<Weight24, Error> {
         let forward = orientation != Orientation::Permuted;
-        let forward = forward.then(|| Strips::zeros([r, q]));
-        self.weights24.push(Operands { forward, dgrad: Strips::zeros([q, r]) });
+        let forward = forward.then(|| Strips::zeros([r, q])).transpose()?;
+        self.weights24.push(Operands { forward, dgrad: Strips::zeros([q, r])? });
         Ok(Weight24(self.weights24.len() - 1))
     }
 
     fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
-        self.gradients24.push(Strips::zeros([r, p]));
+        self.gradients24.push(Strips::zeros([r, p])?);
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
@@ -105,5 +106,31 @@ impl Memory for CpuBackend {
 
     fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
         Ok(self.masks[from].clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arithmetic, ErrorKind};
+
+    #[test]
+    fn what_memory_cannot_hold_is_an_error() {
+        const MANY: usize = usize::MAX - 3;
+        let mut cpu = CpuBackend::new(Arithmetic::F32);
+        // More than memory has, than an allocation has, and than a number counts.
+        for shape in [[1 << 26, 1 << 26], [1 << 32, 1 << 30], [MANY, 4], [MANY, MANY]] {
+            let mut dense = |dtype| cpu.alloc("x", shape, dtype, Region::Activations).map(drop);
+            let [floats, ids] = [DType::F32, DType::U32].map(&mut dense);
+            let [both, permuted] = [Orientation::Both, Orientation::Permuted]
+                .map(|orientation| cpu.alloc_weight24(shape, orientation).map(drop));
+            let sampled = cpu.alloc_gradient24(shape).map(drop);
+            for result in [floats, ids, both, permuted, sampled, cpu.alloc_mask(shape).map(drop)] {
+                let error = result.expect_err("there is no such memory");
+                assert_eq!(error.kind(), ErrorKind::Device, "{shape:?}: {error}");
+                assert!(error.to_string().contains("MiB of memory"), "{shape:?}: {error}");
+            }
+        }
+        assert!(cpu.memory().into_iter().all(|(_, bytes)| bytes == 0), "nothing is held");
     }
 }

@@ -4,7 +4,7 @@ use std::mem;
 
 use sparse24_core::{Mask, prune::ValueMap};
 use sparse24_cpu::{
-    mvue::mvue_strips, permute::permuted_mask, prune::masked, search::mask_search, strips::Strips,
+    mvue::mvue_strips, permute::permuted_mask, prune::masked, search::mask_search,
     threshold::soft_threshold,
 };
 
@@ -62,7 +62,7 @@ impl CpuBackend {
 
     /// The estimator reads dZ as it is stored.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
-        let mut sampled = mem::replace(&mut self.gradients24[op.out.0], Strips::zeros([0, 0]));
+        let mut sampled = mem::take(&mut self.gradients24[op.out.0]);
         let (dz, stream) = (self.buffers.view(op.dz), self.state.stream(op.site));
         mvue_strips(dz, op.estimator, stream, |values| self.round(values), &mut sampled);
         self.gradients24[op.out.0] = sampled;

@@ -3,7 +3,7 @@
 
 use sparse24_cuda::Error as Refusal;
 
-use crate::Error;
+use crate::{Error, error::LESS_MEMORY};
 
 impl From<Refusal> for Error {
     fn from(error: Refusal) -> Self {
@@ -16,8 +16,7 @@ impl From<Refusal> for Error {
                 let advice = if full.waits_for_others() {
                     "wait for the other processes, or choose another GPU (backend.gpu)"
                 } else {
-                    "lower batch.size (and raise batch.gradient_accumulation_steps), set \
-                     model.activation_checkpointing = \"blocks\", or train a smaller model"
+                    LESS_MEMORY
                 };
                 Self::Device(format!("{full}; {advice}"))
             }

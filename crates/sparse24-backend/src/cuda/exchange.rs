@@ -22,7 +22,7 @@ impl CudaBackend {
         let release = match release {
             Ok(release) => release,
             Err(problem) if self.exchange == Exchange::Nccl => {
-                return Err(Error::Setting { key: "backend.exchange".to_owned(), problem });
+                return Err(Error::setting("backend.exchange", problem));
             }
             Err(reason) => return Ok(format!("gradients are exchanged by TCP: {reason}")),
         };

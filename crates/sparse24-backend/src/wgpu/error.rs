@@ -3,7 +3,7 @@
 
 use sparse24_wgpu::Error as Refusal;
 
-use crate::Error;
+use crate::{Error, error::LESS_MEMORY};
 
 impl From<Refusal> for Error {
     fn from(error: Refusal) -> Self {
@@ -12,10 +12,7 @@ impl From<Refusal> for Error {
             Refusal::Shape { operation, operand, expected, found } => {
                 Self::Operand { operation, operand, expected, found }
             }
-            full @ Refusal::OutOfMemory { .. } => Self::Device(format!(
-                "{full}; lower batch.size (and raise batch.gradient_accumulation_steps), set \
-                 model.activation_checkpointing = \"blocks\", or train a smaller model"
-            )),
+            full @ Refusal::OutOfMemory { .. } => Self::Device(format!("{full}; {LESS_MEMORY}")),
             lost @ Refusal::Lost(_) => Self::Device(format!(
                 "{lost}; a driver may end work that takes too long; a smaller batch.size makes it \
                  shorter"

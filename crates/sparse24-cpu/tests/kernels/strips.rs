@@ -46,7 +46,7 @@ fn every_layout_is_within_the_bound_at_every_level() {
         let biased = &expected + &column;
         let sum = wide(&c) + &expected;
         let added_bound = &bound + &(sum.mapv(f64::abs) * U);
-        let mut packed = Strips::zeros([8, 300]);
+        let mut packed = Strips::zeros([8, 300]).unwrap();
         for a in [a.clone(), column_major(&a)] {
             packed.pack(a.view());
             assert_eq!(packed.shape(), [m, k]);
@@ -80,11 +80,11 @@ fn packing_again_and_threads_change_no_bits() {
         c
     };
     let a = pruned([300, 260], MaskKind::Transposable);
-    let mut fresh = Strips::zeros([0, 0]);
+    let mut fresh = Strips::default();
     fresh.pack(a.view());
     let expected = product(&fresh, 1);
     // Another pattern, another shape, and the same pattern with other values before.
-    let mut used = Strips::zeros([300, 260]);
+    let mut used = Strips::zeros([300, 260]).unwrap();
     for before in
         [pruned([300, 260], MaskKind::RowWise), pruned([40, 33], MaskKind::RowWise), 2.0 * &a]
     {
@@ -99,7 +99,7 @@ fn zeros_are_left_out_and_nan_is_not() {
     let (mut a, mut b) = (Array2::zeros((8, 12)), random([12, 20], 3, 1.0));
     a[[5, 2]] = f32::NAN;
     b.row_mut(7).fill(f32::INFINITY);
-    let (mut packed, mut c) = (Strips::zeros([8, 12]), poison([8, 20]));
+    let (mut packed, mut c) = (Strips::default(), poison([8, 20]));
     packed.pack(a.view());
     matmul(&packed, b.view(), None, c.view_mut(), Accumulate::Overwrite).unwrap();
     assert!(c.indexed_iter().all(|((row, _), &x)| if row == 5 { x.is_nan() } else { x == 0.0 }));

@@ -10,24 +10,17 @@ use crate::{
     task::Labels,
     translation::LENGTHS,
 };
+use sparse24_cpu::MOST_THREADS;
 use sparse24_train::{
-    backend::{BACKENDS, BackendEntry, Exchange},
+    backend::{BACKEND_NAMES, BACKENDS, BackendEntry, Exchange},
+    limits::{self, MOST, MOST_GROWN, MOST_LAYERS},
     method::Method,
     model::{BertSpec, DeitSpec, Gpt2Spec, ModelSpec, TransformerSpec},
     nn::{BatchShape, Bias, Prediction},
     objective::MASKED,
-    optim::MaskedDecay,
     schedule::{Decay, GradientAccumulation},
     trainer::Recipe,
 };
-
-/// Largest size of anything but layers.
-pub(crate) const MOST: usize = 1 << 24;
-/// Most layers: an estimate makes each one.
-pub(crate) const MOST_LAYERS: usize = 1 << 12;
-/// Most micro-batches that a step grows to: the number of each step is found by a walk over all
-/// numbers below.
-const MOST_GROWN: usize = 1 << 12;
 
 /// Width of a crammed BERT's pooler in the code of the paper's authors.
 const CRAMMED_POOLER: usize = 1024;
@@ -78,12 +71,9 @@ impl Config {
                 return refuse(key, &format!("at most {most}"), size);
             }
         }
-        if self.backend.threads > 4096 {
-            return refuse(
-                "backend.threads",
-                "at most 4096, 0 for one per core",
-                self.backend.threads,
-            );
+        if self.backend.threads > MOST_THREADS {
+            let expected = format!("at most {MOST_THREADS}, 0 for one per core");
+            return refuse("backend.threads", &expected, self.backend.threads);
         }
         if self.backend.exchange == Exchange::Nccl && self.backend.name != "cuda" {
             let found = format!("nccl with {}", self.backend.name);
@@ -107,19 +97,13 @@ impl Config {
         if !model.d_ff.is_multiple_of(4) {
             return refuse("model.d_ff", "a multiple of 4, for 4x4 tiles", model.d_ff);
         }
-        let magnitudes = [
+        // A recipe has no lambda where the method decays nothing, and no clipping where this is 0.
+        for (key, magnitude) in [
             ("method.lambda", self.method.lambda),
-            ("optimizer.learning_rate", optimizer.learning_rate),
-            ("optimizer.min_learning_rate", optimizer.min_learning_rate),
-            ("optimizer.warmup_learning_rate", optimizer.warmup_learning_rate),
-            ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.max_grad_norm", optimizer.max_grad_norm),
             ("run.spike_z", run.spike_z),
-        ];
-        for (key, magnitude) in magnitudes {
-            if !(magnitude.is_finite() && magnitude >= 0.0) {
-                return refuse(key, "a finite number of at least 0", magnitude);
-            }
+        ] {
+            limits::magnitude(key, magnitude)?;
         }
         optimizer.check()?;
         let longest = model.sequence_length;
@@ -152,9 +136,11 @@ impl Config {
             return refuse("data.validation_share", "a share above 0 and below 1", share);
         }
         let backend = self.backend_entry()?;
+        let capabilities = (backend.capabilities)();
+        capabilities.check_arithmetic(self.backend.arithmetic)?;
         self.method_value()?.check(self.steps)?;
         // No backend limits the vocabulary, which only the corpus knows.
-        Ok(self.recipe(1)?.check(&(backend.capabilities)())?)
+        Ok(self.recipe(1)?.check(&capabilities)?)
     }
 
     /// Refuses settings of images for a model of text, and those that are none.
@@ -324,10 +310,7 @@ impl Config {
     /// The factor of masked decay, if the method has masked decay.
     #[must_use]
     pub fn lambda(&self) -> Option<f32> {
-        match self.method_value().ok()?.decay {
-            MaskedDecay::None => None,
-            MaskedDecay::OnGradients(lambda) | MaskedDecay::OnWeights(lambda) => Some(lambda),
-        }
+        self.method_value().ok()?.decay.lambda()
     }
 
     /// The step at which the warm-up ends, within the run; without warm-up a twentieth of the run.
@@ -340,11 +323,9 @@ impl Config {
     /// The backend of `backend.name`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an unknown name.
+    /// [`Error::Setting`] for an unknown name, and for a backend that this build lacks.
     pub fn backend_entry(&self) -> Result<&'static BackendEntry, Error> {
-        let name = &self.backend.name;
-        let entry = BACKENDS.iter().find(|entry| entry.name == name);
-        entry.ok_or_else(|| unknown("backend.name", name, BACKENDS.iter().map(|entry| entry.name)))
+        named(&self.backend.name, BACKENDS)
     }
 
     /// The method as a value. Shares of a run are of its micro-batches: where their number per step
@@ -461,5 +442,32 @@ impl Config {
             schedule: optimizer.schedule(self.steps),
             seed: self.seed,
         })
+    }
+}
+
+/// The backend of this name, of those of a build.
+fn named<'a>(name: &str, built: &'a [BackendEntry]) -> Result<&'a BackendEntry, Error> {
+    built.iter().find(|entry| entry.name == name).ok_or_else(|| {
+        if !BACKEND_NAMES.contains(&name) {
+            return unknown("backend.name", name, BACKEND_NAMES.into_iter());
+        }
+        let problem = format!("this build lacks {name:?}; build it with the feature {name:?}");
+        Error::setting("backend.name", problem)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_that_a_build_lacks_is_not_unknown() {
+        for (name, problem) in [
+            ("cuda", "this build lacks \"cuda\"; build it with the feature \"cuda\""),
+            ("cudo", "\"cudo\" is not known; did you mean \"cuda\"? (known: cpu, cuda, wgpu)"),
+        ] {
+            let error = named(name, &BACKENDS[..1]).err().map(|error| error.to_string());
+            assert_eq!(error, Some(format!("backend.name: {problem}")));
+        }
     }
 }

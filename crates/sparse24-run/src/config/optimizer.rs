@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::unknown::refuse;
 use crate::Error;
 use sparse24_train::{
+    limits,
     nn::NoWeightDecay,
     optim::{Adam, Optimizer, UpdateRule},
     schedule::{Decay, Schedule},
@@ -64,21 +65,11 @@ impl OptimizerConfig {
 
     /// Checks the keys of the section against each other, and shares against their ranges.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let shares = [
-            ("optimizer.momentum", self.momentum),
-            ("optimizer.beta1", self.beta1),
-            ("optimizer.beta2", self.beta2),
-            ("optimizer.ema_decay", self.ema_decay),
-        ];
-        for (key, share) in shares {
-            if !(0.0..1.0).contains(&share) {
-                return refuse(key, "a number in [0, 1)", share);
-            }
+        // These have all numbers of the rules, the one that is used and the others.
+        for name in [OptimizerName::AdamW, OptimizerName::Sgd] {
+            limits::rule(&self.rule(name))?;
         }
-        // Adam divides 0 by it where a gradient was always 0.
-        if !(self.epsilon.is_finite() && self.epsilon > 0.0) {
-            return refuse("optimizer.epsilon", "a finite number above 0", self.epsilon);
-        }
+        limits::share("optimizer.ema_decay", self.ema_decay)?;
         let &Self { schedule, warmup_steps, decay_steps, cooldown_steps, .. } = self;
         if (1..=warmup_steps).contains(&decay_steps) {
             let expected =
@@ -108,17 +99,20 @@ impl OptimizerConfig {
         Ok(())
     }
 
-    /// The optimizer as a value.
-    pub(super) fn optimizer(&self) -> Optimizer {
-        let &Self { beta1, beta2, epsilon, momentum, max_grad_norm, .. } = self;
-        let rule = match self.name {
+    fn rule(&self, name: OptimizerName) -> UpdateRule {
+        let &Self { beta1, beta2, epsilon, momentum, .. } = self;
+        match name {
             OptimizerName::AdamW => UpdateRule::AdamW(Adam { beta1, beta2, epsilon }),
             OptimizerName::Adam => UpdateRule::Adam(Adam { beta1, beta2, epsilon }),
             OptimizerName::Sgd => UpdateRule::Sgd { momentum },
             OptimizerName::Lion => UpdateRule::Lion { beta1, beta2 },
-        };
-        let clip = if max_grad_norm == 0.0 { f32::INFINITY } else { max_grad_norm };
-        Optimizer { rule, clip }
+        }
+    }
+
+    /// The optimizer as a value.
+    pub(super) fn optimizer(&self) -> Optimizer {
+        let clip = if self.max_grad_norm == 0.0 { f32::INFINITY } else { self.max_grad_norm };
+        Optimizer { rule: self.rule(self.name), clip }
     }
 
     /// The learning rate of a run of `steps` as a value.

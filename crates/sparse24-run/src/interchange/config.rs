@@ -6,12 +6,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::format::Format;
-use crate::{
-    Error,
-    config::{MOST, MOST_LAYERS},
-};
+use crate::Error;
 use sparse24_core::op::Activation;
-use sparse24_train::model::ModelSpec;
+use sparse24_train::{
+    limits::{MOST, MOST_LAYERS},
+    model::ModelSpec,
+};
 
 /// Hugging Face's names of activations; an export uses the first of several.
 const ACTIVATIONS: [(&str, Activation); 4] = [

@@ -11,8 +11,9 @@ use super::{
     format::Format,
     fsmt, gpt2, timm,
 };
-use crate::{Error, config::MOST, data::Tokenizer, disk, json, tensors::shards::check_inside};
+use crate::{Error, data::Tokenizer, disk, json, tensors::shards::check_inside};
 use sparse24_train::{
+    limits::MOST,
     model::ModelSpec,
     nn::{Prediction, Role},
 };

@@ -29,7 +29,6 @@ use crate::{
     translation::{PairSource, Pairs},
 };
 use sparse24_train::{
-    ErrorKind,
     method::{KeptValues, Phase, WeightOperand},
     trainer::{Recipe, Trainer},
 };
@@ -265,20 +264,20 @@ impl Model {
     /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
-    /// [`Error::Parameter`] or [`Error::Train`] for a checkpoint of another model than the
-    /// configuration's; errors from the backend.
+    /// [`Error::File`] for a checkpoint of another model than the configuration's; errors from the
+    /// backend.
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.gradient_accumulation_steps = 1;
         config.batch.replicas = NonZeroU32::MIN;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
-        restore(&mut trainer, checkpoint).map_err(|error| match error.kind() {
-            ErrorKind::Contract => Error::file(
+        restore(&mut trainer, checkpoint).map_err(|error| match error {
+            Error::Parameter { .. } => Error::file(
                 &run,
                 format!("its checkpoint is not one of its configuration: {error}"),
             ),
-            _ => error,
+            other => other,
         })?;
         Ok(trainer)
     }

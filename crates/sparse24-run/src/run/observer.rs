@@ -8,8 +8,9 @@ use sparse24_train::{
     objective::{Batch, DataError, Evaluation, Objective},
 };
 
-/// Observes a run and controls it. Every method has a default that does nothing.
-pub trait Observer {
+/// Observes a run and controls it, on a thread of the run's pool. Every method has a default that
+/// does nothing.
+pub trait Observer: Send {
     /// Called after every optimizer step.
     fn stepped(&mut self, _metrics: &StepMetrics) {}
 

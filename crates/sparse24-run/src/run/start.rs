@@ -26,6 +26,7 @@ use crate::{
     config::{Config, NEUTRAL},
     data::Tokenizer,
     disk,
+    processor::on_configured,
 };
 use sparse24_train::{
     backend::Plans,
@@ -91,8 +92,19 @@ impl Run {
     /// Like [`Self::start`]; errors of the group.
     pub fn start_in(
         group: Box<dyn Group>,
-        mut config: Config,
+        config: Config,
         data: impl Into<RunData>,
+        given: Given<'_>,
+        path: &Path,
+    ) -> Result<Self, Error> {
+        let data = data.into();
+        on_configured(config.backend.threads, || Self::begin(group, config, data, given, path))
+    }
+
+    fn begin(
+        group: Box<dyn Group>,
+        mut config: Config,
+        data: RunData,
         Given { weights: initial, plans, lambda }: Given<'_>,
         path: &Path,
     ) -> Result<Self, Error> {
@@ -101,7 +113,6 @@ impl Run {
                 NonZeroU32::new(group.world() as u32).expect("a group has a rank");
         }
         config.check()?;
-        let data = data.into();
         if !data.is_of(&config) {
             let problem = "the data was opened for another configuration, so a resume would \
                 not find it; open it with open_data";
@@ -187,6 +198,18 @@ impl Run {
         group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
+        announce: impl FnOnce(&Config) + Send,
+    ) -> Result<Self, Error> {
+        // For the number of threads; it is read again under the run's lock.
+        let config = run_config(path).and_then(|config| config.with_settings(&how.settings));
+        let threads = config.map_or(0, |config| config.backend.threads);
+        on_configured(threads, || Self::continued(group, path, how, announce))
+    }
+
+    fn continued(
+        group: Box<dyn Group>,
+        path: &Path,
+        how: &Resume,
         announce: impl FnOnce(&Config),
     ) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
@@ -247,7 +270,7 @@ impl Run {
         let mut measured_anew_after = None;
         let initial = match latest.checkpoint {
             Some(path) => {
-                let checkpoint = checkpoint::load(&path)?;
+                let mut checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
                 let mut now = identity(&config, &data, &trainer);
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
@@ -268,6 +291,13 @@ impl Run {
                 }
                 skipped = checkpoint.state.skipped_steps;
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
+                // Masks with the structure of another method are searched again.
+                let operands = trainer.recipe().method.pruned_operands();
+                if identity::method(&checkpoint.state)
+                    .is_ok_and(|saved| saved.pruned_operands() != operands)
+                {
+                    checkpoint.masks.clear();
+                }
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());

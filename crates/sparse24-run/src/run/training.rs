@@ -25,6 +25,7 @@ use crate::{
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite, RunConfig},
     data::ReadAhead,
+    processor::on_configured,
     task::Judgement,
 };
 use sparse24_core::flip::flip_rate;
@@ -146,6 +147,10 @@ impl Run {
     /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint is kept. Errors from the run
     /// directory, and from saving, after the current step.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+        on_configured(self.config.backend.threads, || self.train_here(observer))
+    }
+
+    fn train_here(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         let steps = self.steps(observer);
         let ending = match &steps {
             Ok(Ended::Finished(_)) => Some(Ending::Finished),
@@ -333,6 +338,10 @@ impl Run {
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
     pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores), Error> {
+        on_configured(self.config.backend.threads, || self.evaluate_here(observer))
+    }
+
+    fn evaluate_here(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores), Error> {
         let recipe = self.trainer.recipe();
         let windows = self.data.evaluation(recipe, self.config.run.eval_tokens);
         let count = windows.sequences();

@@ -15,9 +15,7 @@ impl Method {
     pub fn check(&self, steps: u32) -> Result<(), Error> {
         /// Steps of a long run, to compare fractions.
         const ALL: u32 = 1 << 24;
-        let refuse = |key: &str, problem: &str| {
-            Err(Error::Setting { key: key.to_owned(), problem: problem.to_owned() })
-        };
+        let refuse = |key: &str, problem: &str| Err(Error::setting(key, problem));
         let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
         let whole = |phase: &Phase| {
             matches!(phase.until, Until::Fraction(_)) && phase.last_step(ALL) == ALL

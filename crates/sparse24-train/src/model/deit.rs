@@ -17,10 +17,11 @@ use sparse24_core::{
     philox::Site,
 };
 
-use super::{Extents, Model, Sparsify, check_rate};
+use super::{Extents, Model, Sparsify};
 use crate::{
     Error,
     backend::{Backend, Tensor},
+    limits,
     nn::{
         Bias, BlockInputs, Builder, Init, Norm, NormActivations, Pass, PatchEmbedding, Patches,
         PreNormBlock, PreNormGradients, PreNormSpec, Prediction, PredictionHead, SequenceHead,
@@ -71,12 +72,13 @@ impl DeitSpec {
     pub fn patches(&self) -> Patches {
         let Self { image_size, patch_size, .. } = *self;
         let side = image_size.checked_div(patch_size).unwrap_or(0);
-        Patches { count: side * side, pixels: patch_size * patch_size }
+        let [count, pixels] = [side, patch_size].map(|side| side.saturating_mul(side));
+        Patches { count, pixels }
     }
 
     pub(super) fn extents(&self) -> Extents {
         let &Self { layers, heads, d_model, d_ff, activation, .. } = self;
-        let longest = self.patches().count + 1;
+        let longest = self.patches().count.saturating_add(1);
         Extents { layers, heads, d_model, d_ff, longest, activation, bias: Bias::Present }
     }
 
@@ -84,21 +86,15 @@ impl DeitSpec {
     /// none.
     pub(super) fn check(&self, sequence_length: usize) -> Result<(), Error> {
         let &Self { image_size, patch_size, drop_path, label_smoothing, .. } = self;
-        let longest = self.patches().count + 1;
-        let refuse = |key: &str, expected: &str, found: &dyn core::fmt::Display| {
-            let problem = format!("expected {expected}, found {found}");
-            Err(Error::Setting { key: key.to_owned(), problem })
-        };
-        if patch_size == 0 || image_size == 0 || !image_size.is_multiple_of(patch_size) {
-            let expected = format!("a divisor of model.image_size {image_size}");
-            return refuse("model.patch_size", &expected, &patch_size);
-        }
-        if sequence_length != longest {
-            let expected = format!("{longest}, a class token and the patches of an image");
-            return refuse("model.sequence_length", &expected, &sequence_length);
-        }
-        check_rate("model.drop_path", drop_path)?;
-        check_rate("model.label_smoothing", label_smoothing)
+        let longest = self.patches().count.saturating_add(1);
+        let is_divided = patch_size > 0 && image_size > 0 && image_size.is_multiple_of(patch_size);
+        let expected = format!("a divisor of model.image_size {image_size}");
+        limits::check("model.patch_size", is_divided, &expected, patch_size)?;
+        let is_whole = sequence_length == longest;
+        let expected = format!("{longest}, a class token and the patches of an image");
+        limits::check("model.sequence_length", is_whole, &expected, sequence_length)?;
+        limits::share("model.drop_path", drop_path)?;
+        limits::share("model.label_smoothing", label_smoothing)
     }
 
     fn block(&self) -> PreNormSpec {

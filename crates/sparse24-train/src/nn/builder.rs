@@ -23,7 +23,7 @@ impl BatchShape {
     /// p: tokens.
     #[must_use]
     pub const fn tokens(self) -> usize {
-        self.size * self.sequence_length
+        self.size.saturating_mul(self.sequence_length)
     }
 }
 

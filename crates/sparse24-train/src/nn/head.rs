@@ -67,8 +67,8 @@ pub trait PredictionHead: core::fmt::Debug + Send {
 
     /// The outputs of a fine-tuned head for the batch that was evaluated last.
     fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        let problem = "this model predicts tokens and no class or value of a sequence".to_owned();
-        Err(Error::Setting { key: "task.name".to_owned(), problem })
+        let problem = "this model predicts tokens and no class or value of a sequence";
+        Err(Error::setting("task.name", problem))
     }
 
     /// The logits of the token after the row x `[1, d]`, of a head that predicts the next token.
@@ -78,8 +78,7 @@ pub trait PredictionHead: core::fmt::Debug + Send {
 }
 
 pub(crate) fn no_text() -> Error {
-    let problem = "this model does not generate text".to_owned();
-    Error::Setting { key: "model.kind".to_owned(), problem }
+    Error::setting("model.kind", "this model does not generate text")
 }
 
 /// Outputs x E^T + b, and their loss.

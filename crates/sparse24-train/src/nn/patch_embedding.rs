@@ -57,7 +57,7 @@ impl PatchEmbedding {
         d_model: usize,
         init: Init,
     ) -> Result<Self, Error> {
-        let columns = 3 * pixels;
+        let columns = pixels.saturating_mul(3);
         let projection = LinearSpec {
             name: NAMES[0].to_owned(),
             shape: [d_model, columns],

@@ -20,18 +20,16 @@ use crate::{
         reduce::{received_elements, stages},
     },
     group::{Group, misfit},
+    limits,
     nn::{Parameters, Pass},
     objective::Objective,
 };
 
 /// Refuses a number of ranks that the replicas cannot be divided over.
 pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
-    if (recipe.replicas.get() as usize).is_multiple_of(world) {
-        return Ok(());
-    }
-    let problem =
-        format!("expected a multiple of the number of ranks, {world}, found {}", recipe.replicas);
-    Err(Error::Setting { key: "batch.replicas".to_owned(), problem })
+    let is_divided = (recipe.replicas.get() as usize).is_multiple_of(world);
+    let expected = format!("a multiple of the number of ranks, {world}");
+    limits::check("batch.replicas", is_divided, &expected, recipe.replicas)
 }
 
 /// The partial sums of one of `world` ranks.

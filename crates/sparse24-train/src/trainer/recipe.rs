@@ -8,6 +8,7 @@ use super::Allocated;
 use crate::{
     Error,
     backend::{Backend, Capabilities, ShapeOnly},
+    limits::{self, MOST, MOST_GROWN},
     method::{Method, Phase},
     model::{ActivationCheckpointing, ModelSpec},
     nn::{BatchShape, NoWeightDecay, Pass},
@@ -54,19 +55,19 @@ impl Recipe {
     /// Tokens of optimizer step t.
     #[must_use]
     pub fn tokens_of(&self, step: u32) -> u64 {
-        self.batch.tokens() as u64 * u64::from(self.gradient_accumulation.of(step))
+        (self.batch.tokens() as u64).saturating_mul(self.gradient_accumulation.of(step).into())
     }
 
     /// Tokens before optimizer step t.
     #[must_use]
     pub fn tokens_before(&self, step: u32) -> u64 {
-        self.batch.tokens() as u64 * self.gradient_accumulation.before(step)
+        (self.batch.tokens() as u64).saturating_mul(self.gradient_accumulation.before(step))
     }
 
     /// Tokens of one optimizer step, the mean over the run rounded down.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        self.tokens_before(self.steps.saturating_add(1)) / u64::from(self.steps)
+        self.tokens_before(self.steps.saturating_add(1)) / u64::from(self.steps.max(1))
     }
 
     /// The learning rate of optimizer step t.
@@ -94,19 +95,25 @@ impl Recipe {
     /// [`Error::Setting`] names the first key that is wrong.
     pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
         self.model.check(self.batch.sequence_length, self.checkpointing)?;
-        let refuse = |key: &str, problem: String| Err(Error::Setting { key: key.into(), problem });
-        if self.batch.size == 0 {
-            return refuse("batch.size", "expected at least 1, found 0".to_owned());
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            let problem = format!("expected a number in [0, 1), found {}", self.dropout);
-            return refuse("model.dropout", problem);
-        }
-        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..1.0).contains(decay)) {
-            let problem = format!("expected a number in [0, 1), found {decay}");
-            return refuse("optimizer.ema_decay", problem);
-        }
+        limits::check("steps", self.steps > 0, "at least 1", self.steps)?;
+        limits::check("batch.size", self.batch.size > 0, "at least 1", self.batch.size)?;
+        limits::size("batch.size", self.batch.size, MOST)?;
+        limits::share("model.dropout", self.dropout)?;
+        limits::share("optimizer.ema_decay", self.ema_decay.unwrap_or(0.0))?;
+        let Schedule { peak, floor, warmup_start, .. } = self.schedule;
+        limits::magnitude("method.lambda", self.method.decay.lambda().unwrap_or(0.0))?;
+        limits::magnitude("optimizer.learning_rate", peak)?;
+        limits::magnitude("optimizer.min_learning_rate", floor)?;
+        limits::magnitude("optimizer.warmup_learning_rate", warmup_start)?;
+        limits::magnitude("optimizer.weight_decay", self.weight_decay)?;
+        let Optimizer { rule, clip } = &self.optimizer;
+        limits::check("optimizer.max_grad_norm", *clip > 0.0, "a number above 0", clip)?;
+        limits::rule(rule)?;
         let GradientAccumulation { first, last, .. } = self.gradient_accumulation;
+        let grows = first < last && last.get() as usize <= MOST_GROWN;
+        let (key, expected) =
+            ("batch.final_gradient_accumulation_steps", format!("{first} to {MOST_GROWN}"));
+        limits::check(key, first == last || grows, &expected, last)?;
         let is_divided = first == last && first.get().is_multiple_of(self.replicas.get());
         if self.replicas.get() > 1 && !(is_divided && self.replicas.is_power_of_two()) {
             let problem = format!(
@@ -116,7 +123,7 @@ impl Recipe {
                 if first == last { String::new() } else { format!(" to {last}") },
                 self.replicas
             );
-            return refuse("batch.replicas", problem);
+            return Err(Error::setting("batch.replicas", problem));
         }
         self.method.check(self.steps)?;
         let uses_variance =
@@ -124,7 +131,7 @@ impl Recipe {
         if self.optimizer.rule.adam().is_none() && self.method.phases.iter().any(uses_variance) {
             let problem = "expected \"adamw\" or \"adam\" for phases that watch or freeze Adam's \
                 variance";
-            return refuse("optimizer.name", problem.to_owned());
+            return Err(Error::setting("optimizer.name", problem));
         }
         let requirements = self.model.requirements(self.batch, self.dropout);
         requirements.iter().try_for_each(|requirement| capabilities.check(requirement))

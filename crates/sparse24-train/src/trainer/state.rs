@@ -5,10 +5,11 @@ use std::mem;
 
 use sparse24_core::Mask;
 
-use super::{Memory, Refreshed, Trainer};
+use super::{Memory, Recipe, Refreshed, Trainer};
 use crate::{
     Error,
     backend::MaskId,
+    limits,
     method::{Ends, KeptValues, WeightOperand},
     nn::Parameter,
 };
@@ -124,31 +125,33 @@ impl Trainer {
     /// average that it lacks starts at the weight.
     ///
     /// # Errors
-    /// [`Error::Parameter`] or [`Error::Operand`] where a parameter is missing or has another
-    /// shape; with a mask for one parameter, a sparse phase needs the masks of all.
+    /// [`Error::Setting`] for more steps than the recipe has; [`Error::Parameter`] names one that
+    /// is missing or incomplete, has another shape, or whose mask lacks the structure of the phase;
+    /// with a mask for one parameter, a sparse phase needs the masks of all. After these, the
+    /// trainer is as it was; after an error of the device, it has to be restored again.
     pub fn restore(
         &mut self,
         progress: impl Into<Progress>,
         states: &[ParameterState],
     ) -> Result<(), Error> {
-        self.progress = progress.into();
+        let (progress, Recipe { method, steps, .. }) = (progress.into(), &self.recipe);
+        let expected = format!("at least the {} of the state", progress.step);
+        limits::check("steps", progress.step <= *steps, &expected, steps)?;
+        let phase = method.phases[method.phase_at(progress.step, *steps, &progress.ends)];
         let has_masks = states.iter().any(|state| state.mask.is_some());
-        let is_sparse = self.phase().mask().is_some() && has_masks;
-        let is_scaled =
-            matches!(self.phase().forward, WeightOperand::Pruned(_, KeptValues::SoftThreshold));
+        let forward = if has_masks { phase.forward } else { WeightOperand::Dense };
+        let parameters = self.allocated.parameters.iter();
+        let of = |parameter: &Parameter| whole(states, parameter, forward);
+        let states = parameters.clone().map(of).collect::<Result<Vec<_>, _>>()?;
+        self.progress = progress;
         let mut memories = self.memories.iter_mut();
         let mut averages = self.allocated.averages.iter();
         let backend = &mut self.backend;
-        for parameter in self.allocated.parameters.iter() {
-            let state = find(states, parameter)?;
+        for (parameter, state) in parameters.zip(states) {
             backend.upload(parameter.weight, &state.weight)?;
             backend.upload(parameter.first_moment, &state.first_moment)?;
-            match parameter.second_moment {
-                Some(v) if state.second_moment.is_empty() && v.elements() > 0 => {
-                    return Err(missing(parameter, "second moment"));
-                }
-                Some(v) => backend.upload(v, &state.second_moment)?,
-                None => {}
+            if let Some(v) = parameter.second_moment {
+                backend.upload(v, &state.second_moment)?;
             }
             if let Some(to) = averages.next() {
                 let is_new = state.average.is_empty();
@@ -157,18 +160,11 @@ impl Trainer {
             let memory = parameter.pruned.and_then(|_| memories.next());
             let Some((pruned, memory)) = parameter.pruned.zip(memory) else { continue };
             *memory = Memory { order: state.row_order.clone(), scale: state.scale };
-            if !is_sparse {
-                continue;
-            }
-            let required =
-                |mask: &Option<Mask>, what| mask.clone().ok_or_else(|| missing(parameter, what));
-            backend.upload_mask(pruned.mask, &required(&state.mask, "mask")?)?;
-            if let Some((id, _)) = pruned.dgrad {
-                backend.upload_mask(id, &required(&state.dgrad_mask, "mask of dgrad")?)?;
-                check_order(parameter, state.row_order.as_deref())?;
-            }
-            if is_scaled && state.scale.is_none() {
-                return Err(missing(parameter, "scale"));
+            let dgrad = pruned.dgrad.map(|(id, _)| id).zip(state.dgrad_mask.as_ref());
+            let masks = [Some(pruned.mask).zip(state.mask.as_ref()), dgrad];
+            let used = masks.into_iter().flatten().filter(|_| forward != WeightOperand::Dense);
+            for (id, mask) in used {
+                backend.upload_mask(id, mask)?;
             }
         }
         self.prepare_weights(if has_masks { Refreshed::None } else { Refreshed::All })
@@ -198,21 +194,20 @@ impl Trainer {
         weights: &[(&str, &[f32])],
         is_new: impl Fn(&str) -> bool,
     ) -> Result<(), Error> {
+        let mut found = Vec::new();
         for parameter in self.allocated.parameters.iter() {
-            let (name, expected) = (&parameter.spec.name, parameter.weight.elements());
-            let given = weights.iter().find(|(given, _)| given == name);
-            let Some((_, values)) = given else {
-                if is_new(name) {
-                    continue;
+            let name = &parameter.spec.name;
+            match weights.iter().find(|(given, _)| given == name) {
+                Some((_, values)) => {
+                    sized(parameter, "a weight", &[values.len()])?;
+                    found.push((parameter.weight, *values));
                 }
-                return Err(missing(parameter, "weight"));
-            };
-            if values.len() != expected {
-                let (shape, found) = (parameter.weight.shape, values.len());
-                let problem = format!("expected {expected} values ({shape:?}), found {found}");
-                return Err(Error::Parameter { name: name.clone(), problem });
+                None if is_new(name) => {}
+                None => return Err(missing(parameter, "weight")),
             }
-            self.backend.upload(parameter.weight, values)?;
+        }
+        for (to, values) in found {
+            self.backend.upload(to, values)?;
         }
         self.allocated.averages.start(&mut *self.backend, &self.allocated.parameters)?;
         self.memories.fill(Memory::default());
@@ -220,32 +215,55 @@ impl Trainer {
     }
 }
 
-fn missing(parameter: &Parameter, what: &str) -> Error {
-    let name = parameter.spec.name.clone();
-    Error::Parameter { name, problem: format!("its {what} is missing") }
+fn unfit(parameter: &Parameter, problem: impl Into<String>) -> Error {
+    Error::Parameter { name: parameter.spec.name.clone(), problem: problem.into() }
 }
 
-fn find<'a>(
+fn missing(parameter: &Parameter, what: &str) -> Error {
+    unfit(parameter, format!("its {what} is missing"))
+}
+
+/// Refuses a part of a state that is not of the size of the parameter.
+fn sized(parameter: &Parameter, what: &str, found: &[usize]) -> Result<(), Error> {
+    let (shape, elements) = (parameter.weight.shape, [parameter.weight.elements()]);
+    let expected = if found.len() == 1 { &elements[..] } else { &shape };
+    let problem = || format!("expected {what} of size {expected:?}, found {found:?}");
+    if found == expected { Ok(()) } else { Err(unfit(parameter, problem())) }
+}
+
+/// The state of a parameter, if it has all that a phase with this operand of the forward reads.
+fn whole<'a>(
     states: &'a [ParameterState],
     parameter: &Parameter,
+    forward: WeightOperand,
 ) -> Result<&'a ParameterState, Error> {
+    let missing = |what: &str| missing(parameter, what);
     let state = states.iter().find(|state| state.name == parameter.spec.name);
-    let state = state.ok_or_else(|| missing(parameter, "state"))?;
-    let (expected, found) = (parameter.weight.shape, state.shape);
-    if expected == found {
-        Ok(state)
-    } else {
-        Err(Error::Operand { operation: "restore", operand: "parameter", expected, found })
+    let state = state.ok_or_else(|| missing("state"))?;
+    sized(parameter, "a state", &state.shape)?;
+    let second = parameter.second_moment.map(|_| ("a second moment", &state.second_moment));
+    let average = Some(("an average", &state.average)).filter(|(_, average)| !average.is_empty());
+    let always = [("a weight", &state.weight), ("a first moment", &state.first_moment)];
+    for (what, values) in always.into_iter().chain(second).chain(average) {
+        sized(parameter, what, &[values.len()])?;
     }
-}
-
-/// An order must name each row once.
-fn check_order(parameter: &Parameter, order: Option<&[u32]>) -> Result<(), Error> {
-    let mut sorted = order.ok_or_else(|| missing(parameter, "order of rows"))?.to_vec();
-    sorted.sort_unstable();
-    if sorted.into_iter().eq(0..parameter.weight.shape[0] as u32) {
-        return Ok(());
+    let (WeightOperand::Pruned(kind, values), Some(pruned)) = (forward, parameter.pruned) else {
+        return Ok(state);
+    };
+    let mask = state.mask.as_ref().ok_or_else(|| missing("mask"))?;
+    sized(parameter, "a mask", &mask.shape())?;
+    mask.check(kind).map_err(|error| unfit(parameter, error.to_string()))?;
+    if pruned.dgrad.is_some() {
+        let mask = state.dgrad_mask.as_ref().ok_or_else(|| missing("mask of dgrad"))?;
+        sized(parameter, "a mask of dgrad", &mask.shape())?;
+        let mut order = state.row_order.clone().ok_or_else(|| missing("order of rows"))?;
+        order.sort_unstable();
+        if !order.into_iter().eq(0..parameter.weight.shape[0] as u32) {
+            return Err(unfit(parameter, "its order of rows does not name each row once"));
+        }
     }
-    let problem = "its order of rows does not name each row once".to_owned();
-    Err(Error::Parameter { name: parameter.spec.name.clone(), problem })
+    match values {
+        KeptValues::SoftThreshold if state.scale.is_none() => Err(missing("scale")),
+        _ => Ok(state),
+    }
 }

@@ -86,6 +86,8 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("batch.size=99999999999", "16777216*99999999999"),
         ("backend.threads=99999", "4096*99999"),
         ("backend.exchange=nccl", "auto or tcp*nccl with cpu"),
+        ("backend.arithmetic=bf16 backend.name=wgpu", "wgpu computes in f32*native"),
+        ("backend.arithmetic=f32 backend.name=cuda", "cuda computes in bf16*native"),
         ("model.heads=3", "model.d_model*128*3"),
         ("model.d_model=130 model.heads=2", "4*model.heads*2*130"),
         ("model.d_model=130", "4*model.heads*130"),

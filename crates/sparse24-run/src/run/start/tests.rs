@@ -7,9 +7,10 @@ use crate::{
     checkpoint::Checkpoint,
     config::{NEUTRAL, dotted, table_of},
     disk::fault::{self, Fault, Plan},
-    run::{RunData, components::new_trainer, open_data, save_imported},
+    error::problem,
+    run::{Observer, RunData, components::new_trainer, open_data, save_imported},
 };
-use sparse24_core::op::Activation;
+use sparse24_core::{MaskKind::Transposable, op::Activation};
 use sparse24_train::{estimate::estimate, model::Sparsify};
 
 fn tiny(method: &str) -> Config {
@@ -108,6 +109,48 @@ fn a_flag_that_nobody_clears_ends_the_training() {
     let mut run = Run::start(tiny("dense"), dataset(), Given::default(), &path).unwrap();
     run.interrupt_on(Arc::new(true.into()));
     assert!(matches!(run.train(&mut ()), Err(Error::Interrupted)));
+}
+
+#[test]
+fn masks_of_another_structure_are_searched_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, mut config) = (folder.path().join("run"), tiny("ste-row-wise"));
+    config.method.phases = vec!["sparse".to_owned()];
+    Run::start(config, dataset(), Given::default(), &path).unwrap().train(&mut ()).unwrap();
+    let settings = ["method.name=fst", "steps=3"].map(str::to_owned).into();
+    let mut run = Run::resume(&path, &Resume { settings, ..Resume::default() }).unwrap();
+    let states = run.trainer.parameter_states().unwrap();
+    let masks: Vec<_> = states.iter().filter_map(|state| state.mask.as_ref()).collect();
+    assert!(masks.len() == 2 && masks.iter().all(|mask| mask.check(Transposable).is_ok()));
+}
+
+/// Notes the threads of each step.
+impl Observer for Vec<usize> {
+    fn stepped(&mut self, _: &StepMetrics) {
+        self.push(sparse24_cpu::threads());
+    }
+}
+
+#[test]
+fn a_run_takes_the_threads_of_its_configuration_unless_its_caller_has_a_pool() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = tiny("dense");
+    config.backend.threads = 3;
+    let train = |config: Config, name: &str| {
+        let (path, mut threads) = (folder.path().join(name), Vec::new());
+        let mut run = Run::start(config, dataset(), Given::default(), &path)?;
+        run.train(&mut threads)?;
+        drop(run);
+        let how = Resume { settings: vec!["steps=3".to_owned()], ..Resume::default() };
+        Run::resume(&path, &how)?.train(&mut threads)?;
+        threads.extend(Provenance::read(&path.join("provenance.json"))?.iter().map(|s| s.threads));
+        Ok::<_, Error>(threads)
+    };
+    assert_eq!(train(config.clone(), "own").unwrap(), [3; 5]);
+    let callers = crate::processor::on_threads(2, || train(config.clone(), "callers"));
+    assert_eq!(callers.unwrap().unwrap(), [2; 5]);
+    config.backend.threads = 1 << 20;
+    assert!(problem(train(config, "many")).starts_with("backend.threads: expected at most 4096"));
 }
 
 #[test]
