@@ -7,7 +7,6 @@
 mod training {
     mod differences;
     mod fixture;
-    mod layers;
     mod methods;
     mod optimizers;
     mod oracle;
