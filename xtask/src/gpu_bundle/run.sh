@@ -15,13 +15,11 @@ complaint=86
 
 test_() { ./gpu; ./conformance_cuda; ./gpu_training; }
 
-# The long tests, which are ignored by default; without the planted defects and `holder`, which
-# another test starts as a process. `gpu_training` runs one test at a time, because some of them need
-# all cores and others all GPU memory.
+# The long tests, which are ignored by default; without the planted defects.
 long() {
     ./gpu --ignored --skip planted::
     ./sparse24 bench --quick --size 128 --size 1000x264
-    ./gpu_training --ignored --skip holder --test-threads 1 --nocapture
+    ./gpu_training --ignored --nocapture
     repeat
 }
 

@@ -1,17 +1,11 @@
-//! Memory that does not suffice: because too much is asked for, or because another process holds
-//! it. An error, and the GPU goes on.
+//! Memory that does not suffice is an error, and the GPU goes on; and the estimate of memory.
 
-use std::{
-    env,
-    io::{BufRead, BufReader, Lines, Read, stdin},
-    num::NonZeroU32,
-    process::{Child, ChildStdout, Command, Stdio},
-};
+use std::num::NonZeroU32;
 
 use sparse24_run::{config::preset, data::TokenizerKind};
 use sparse24_train::{
     Error,
-    backend::{BACKENDS, Backend, BackendSettings, DType, Launches, Region, cuda::CudaBackend},
+    backend::{BACKENDS, Backend, DType, Launches, Region},
     estimate::estimate,
     schedule::GradientAccumulation,
     trainer::{FlipSampling, Trainer},
@@ -32,37 +26,6 @@ fn sentence<T>(result: Result<T, Error>) -> String {
 
 fn hold(backend: &mut dyn Backend, mib: usize) -> Result<(), Error> {
     backend.alloc("held", [mib, MIB / 4], DType::F32, Region::Activations).map(|_| ())
-}
-
-/// Another process that holds all memory of the GPU but less than these MiB, until it is dropped.
-struct Holder {
-    process: Child,
-    _output: Lines<BufReader<ChildStdout>>,
-}
-
-impl Holder {
-    fn leaving(mib: usize) -> Self {
-        let mut command = Command::new(env::current_exe().expect("this test"));
-        command
-            .args(["--ignored", "--exact", "memory::holder", "--nocapture"])
-            .env("SPARSE24_LEAVE_MIB", mib.to_string());
-        let mut process =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
-        let mut output = BufReader::new(process.stdout.take().expect("piped")).lines();
-        assert!(
-            output.any(|line| line.expect("text").contains("holding")),
-            "the other process could not hold the memory"
-        );
-        Self { process, _output: output }
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        // It ends with its input.
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
-    }
 }
 
 #[test]
@@ -105,42 +68,4 @@ fn an_estimate_is_within_a_hundredth_of_the_memory_held() {
         println!("{held} held, {estimated} estimated");
         assert!((held as u64).abs_diff(estimated) * 100 <= estimated);
     });
-}
-
-#[test]
-#[ignore = "takes all memory of the GPU"]
-fn memory_that_another_process_holds_is_one_sentence() {
-    on_gpu(|mut gpu| {
-        let holder = Holder::leaving(512);
-        let text = sentence(hold(&mut *gpu, 1024));
-        assert!(text.contains("held needs 1024 MiB of GPU memory"), "{text}");
-        println!("{text}");
-        drop(holder);
-        hold(&mut *gpu, 1024).expect("the other process has ended");
-        drop(gpu);
-        let _holder = Holder::leaving(1);
-        let text = sentence(CudaBackend::open(BackendSettings::default()));
-        assert!(
-            text.contains("wait for the other process") && text.contains("choose another GPU"),
-            "{text}"
-        );
-    });
-}
-
-/// The other process of the test above.
-#[test]
-#[ignore = "only as the other process of a test"]
-fn holder() {
-    let Some(leave) = env::var("SPARSE24_LEAVE_MIB").ok().and_then(|mib| mib.parse().ok()) else {
-        return;
-    };
-    let mut gpu = CudaBackend::open(BackendSettings::default()).expect("a GPU");
-    let mut piece = 1 << 14;
-    while piece >= leave {
-        if hold(&mut gpu, piece).is_err() {
-            piece /= 2;
-        }
-    }
-    println!("\nholding");
-    let _ = stdin().read(&mut [0]);
 }
