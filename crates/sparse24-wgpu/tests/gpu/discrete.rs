@@ -1,4 +1,4 @@
-//! Masks, samples, pruned weights, flips and dropout.
+//! Masks, samples, pruned weights and flips.
 
 use std::{
     iter,
@@ -8,10 +8,10 @@ use std::{
 
 use ndarray::{Array2, ArrayView2};
 use sparse24_core::{
-    Mask, MaskKind,
+    MaskKind,
     flip::flip_count,
     mvue::{self, Estimator},
-    op::{Dropout, StepState},
+    op::StepState,
     permute,
     philox::{Purpose, Site},
     prune::{self, ValueMap},
@@ -246,46 +246,4 @@ fn ten_million_groups() {
 #[ignore = "10^9 groups take minutes on a GPU and hours on a processor"]
 fn a_billion_groups() {
     blocks(ten_million_samples);
-}
-
-#[test]
-fn flips() {
-    let Some(mut device) = open() else { return };
-    for (seed, shape) in [[4, 4], [12, 20], [512, 512]].into_iter().enumerate() {
-        let masks = [0, 1].map(|half| {
-            let tiles = Bits::Any.words(shape[0] * shape[1] / 16, 2 * seed as u64 + half);
-            let tiles = tiles.into_iter().map(|word| word as u16).collect();
-            Mask::from_tiles(shape[0], shape[1], tiles).unwrap()
-        });
-        let [a, b] = masks.each_ref().map(|mask| {
-            let tiles = device.alloc_tiles(shape, "test").unwrap();
-            device.upload_mask(tiles, mask).unwrap();
-            assert!(device.download_mask(tiles).unwrap() == *mask);
-            tiles
-        });
-        let count = device.alloc("count", [1, 1], "test").unwrap();
-        wgpu::flip::flip_count(&mut device, a, b, count).unwrap();
-        let expected = flip_count(&masks[0], &masks[1]).unwrap();
-        assert_eq!(device.download(count).unwrap(), [expected as u32], "{shape:?}");
-    }
-}
-
-#[test]
-fn dropped_elements() {
-    let Some(mut device) = open() else { return };
-    let site = Site::new(Purpose::Dropout, 5);
-    for (shape, p) in [([1, 1], 0.5), ([7, 13], 0.1), ([3163, 3163], 0.9), ([64, 8], 0.0)] {
-        let x = device.alloc("x", shape, "test").unwrap();
-        wgpu::elementwise::fill(&mut device, x, 1f32.to_bits()).unwrap();
-        device.set_step(&STATE).unwrap();
-        wgpu::dropout::dropout(&mut device, x, &Dropout { p, site }).unwrap();
-        let found = device.download(x).unwrap();
-        let stream = STATE.stream(site);
-        for (element, found) in found.into_iter().enumerate() {
-            let keeps = stream.uniforms(element as u32 / 4)[element % 4] >= p;
-            let expected = if keeps { 1.0 / (1.0 - p) } else { 0.0 };
-            let error = (f32::from_bits(found) - expected).abs();
-            assert!(error <= expected * f32::EPSILON, "{shape:?}, {p}: element {element}");
-        }
-    }
 }
