@@ -65,34 +65,6 @@ fn any_number_of_ranks_ends_with_the_bits_of_one() {
 }
 
 #[test]
-fn a_run_killed_on_four_ranks_goes_on_with_two_and_then_one() {
-    let place = Place::new();
-    let settings =
-        format!("{LONG} {FOUR} --set run.eval_every=75 --checkpoint-every 9 --resume-or-start");
-    place.answer(&format!("train {TINY} {settings} --out whole"));
-    let run = attempts(|attempt| {
-        let run = format!("killed-{attempt}");
-        let line = format!("train {TINY} {settings} --out {run}");
-        for (world, steps) in [(4, 20), (2, 200)] {
-            let mut ranks = place.ranks(world, &line, |_, _| {});
-            let reached = reach(&place, &run, steps, &mut ranks);
-            kill(ranks);
-            if !reached {
-                return None;
-            }
-        }
-        place.answer(&line);
-        Some(run)
-    });
-    for step in [500, 600] {
-        assert!(place.saved(&run, step) == place.saved("whole", step), "step {step} differs");
-    }
-    assert_eq!(place.timeless(&run), place.timeless("whole"));
-    let log = place.read(&format!("{run}/log.txt"));
-    assert_eq!(log.matches("resumed after step ").count(), 2, "{log}");
-}
-
-#[test]
 fn a_signal_to_any_rank_stops_all_after_a_step() {
     let place = Place::new();
     let settings = format!("{LONG} {FOUR} --set run.eval_every=75");
