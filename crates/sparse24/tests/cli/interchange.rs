@@ -260,22 +260,6 @@ fn models_that_answer_are_exported() {
     }
 }
 
-/// The masks of a BERT are stored as they are, those of attention in three parts.
-#[test]
-fn a_sparse_bert_is_exported_as_2_4() {
-    for (more, filter) in [
-        ("", "--include encoder --exclude attention"),
-        ("--set model.sparsify=ffn-and-attention", "--include encoder"),
-        ("--method sr-ste", "--mask row --include encoder --exclude attention"),
-    ] {
-        let place = Place::trained(&format!("{BERT} {SAVED} {more}"));
-        let answer = place.answer("export run/checkpoints/step-00000008 sparse --sparse24");
-        let verify = format!("sparse24 verify sparse/model.safetensors {filter}\n");
-        assert!(answer.ends_with(&verify), "{answer}");
-        place.answer(verify.trim_end().strip_prefix("sparse24 ").unwrap());
-    }
-}
-
 /// A head comes back for the same task, and only for it.
 #[test]
 fn fine_tuned_models_are_exported_with_their_heads() {
