@@ -94,6 +94,39 @@ impl Evaluation for Targets {
     }
 }
 
+/// The model of a class and its weights, which are exported under the same names, and come back.
+pub(super) fn returned(name: &str, class: &Class) -> (ModelSpec, Vec<NamedTensor>) {
+    let (directory, _) = saved(class);
+    let FolderModel { spec, languages, .. } = FolderModel::read(directory.path()).unwrap();
+    let wanted = shapes(&spec).unwrap();
+    let imported = import(directory.path(), format(&spec), &wanted).unwrap();
+    let Imported { weights, dropped } = imported;
+    assert!(dropped.is_empty(), "{name}");
+    let folder = directory.path().join("out");
+    let described = languages.each_ref().map(String::as_str);
+    let description = Description { languages: described, ..describe(&spec) };
+    export(&folder, &weights, description, Dtype::F32, Values::Dense).unwrap();
+    let again = FolderModel::read(&folder).unwrap();
+    assert!(again.spec == spec && again.languages == languages, "{name}");
+    let found = import(&folder, format(&spec), &wanted).unwrap().weights;
+    assert!(found == weights, "{name}: the weights came back different");
+    let file = tensors::TensorFile::open(&folder.join(WEIGHTS)).unwrap();
+    let stored = file.entries.iter().map(|entry| (entry.name.clone(), entry.shape.clone()));
+    assert_eq!(stored.collect::<BTreeMap<_, _>>(), class.stored, "{name}");
+    (spec, weights)
+}
+
+/// A model of this class with one key changed, which computes something else, is refused by it.
+pub(super) fn refused(class: &Class, changes: &[(&str, &str, &str)]) {
+    for (key, value, expected) in changes {
+        let mut config = class.config.clone();
+        config[key] = serde_json::from_str(value).unwrap();
+        let (directory, _) = saved(&Class { config, ..class.clone() });
+        let error = FolderModel::read(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// `difference <= BOUND` for every number.
 pub(super) fn close(what: &str, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -107,18 +140,8 @@ fn models_have_the_names_and_outputs_of_transformers() {
     let classes = classes();
     assert_eq!(classes.len(), 6);
     for (name, class) in &classes {
-        let (directory, _) = saved(class);
-        let FolderModel { spec, .. } = FolderModel::read(directory.path()).unwrap();
-        let format = format(&spec);
-        let wanted = shapes(&spec).unwrap();
-        let Imported { weights, dropped } = import(directory.path(), format, &wanted).unwrap();
-        assert!(dropped.is_empty() && format.classes.contains(&name.as_str()), "{name}");
-        let folder = directory.path().join("out");
-        export(&folder, &weights, describe(&spec), Dtype::F32, Values::Dense).unwrap();
-        let file = tensors::TensorFile::open(&folder.join(WEIGHTS)).unwrap();
-        let stored = file.entries.iter().map(|entry| (entry.name.clone(), entry.shape.clone()));
-        assert_eq!(stored.collect::<BTreeMap<_, _>>(), class.stored, "{name}");
-
+        let (spec, weights) = returned(name, class);
+        assert!(format(&spec).classes.contains(&name.as_str()), "{name}");
         let mut trainer = trainer(&spec, &weights, SHAPE);
         let is_bert = matches!(spec, ModelSpec::Bert(_));
         let flat: Vec<f32> = class.logits.iter().flatten().copied().collect();
