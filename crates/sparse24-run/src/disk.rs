@@ -48,12 +48,18 @@ pub fn open_as(path: &Path, how: As) -> Result<File, Error> {
     Ok(file)
 }
 
+/// Most bytes that are copied to change a file; a small one may claim any size.
+const LARGEST_COPY: u64 = 1 << 30;
+
 /// Opens a file to be changed. If it has other names (hard links, perhaps elsewhere), a copy takes
 /// its place, and they keep their contents.
 fn open_changed(path: &Path, how: As) -> io::Result<File> {
     let file = open_file(path, how)?;
     if !has_other_names(&file)? {
         return Ok(file);
+    }
+    if file.metadata()?.len() > LARGEST_COPY {
+        return Err(io::Error::other("it has other hard links and over 1 GiB; remove or copy it"));
     }
     let aside = aside(path);
     let mut copy = open_fresh(&aside)?;

@@ -293,7 +293,7 @@ pub fn prune(
     }
     let (total, mut done) = (model.size(), 0);
     let (mut plan, mut reports) = (plan.into_iter(), Vec::new());
-    let mut write = |file: &TensorFile, out: &mut NewFile| {
+    let mut write = |file: &TensorFile, out: &mut NewFile, progress: Progress<'_>| {
         let mut buffer = Vec::new();
         file.read(0..file.start, &mut buffer)?;
         out.write(&buffer)?;
@@ -312,8 +312,8 @@ pub fn prune(
         }
         Ok(())
     };
-    let room = |path: &Path| {
-        disk::check_room(disk::parent(path), total, || "the pruned weights".to_owned())
+    let room = |path: &Path, more: u64| {
+        disk::check_room(disk::parent(path), total + more, || "the pruned weights".to_owned())
     };
     if model.folder.is_none() {
         let destination = disk::destination(output)?;
@@ -322,22 +322,27 @@ pub fn prune(
             let problem = "exists and is not a safetensors file; remove it, or name another";
             return Err(Error::file(output, problem));
         }
-        room(&destination)?;
-        disk::replace(&destination, |out| write(&model.files[0], out))?;
+        room(&destination, 0)?;
+        disk::replace(&destination, |out| write(&model.files[0], out, progress))?;
         return Ok(reports);
     }
     let (companions, _) = model.companions()?;
+    let size = |path| fs::metadata(path).map_or(0, |found| found.len());
+    let more = companions.iter().map(size).sum();
     disk::fill_folder(output, |folder| {
-        room(folder)?;
+        room(folder, more)?;
         let create = |path: &Path| {
             NewFile::create(folder.join(path.file_name().expect("a file has a name")))
         };
         for file in &model.files {
             let mut out = create(&file.path)?;
-            write(file, &mut out)?;
+            write(file, &mut out, progress)?;
             out.sync()?;
         }
-        companions.iter().try_for_each(|path| copy(path, create(path)?))
+        for path in &companions {
+            copy(path, create(path)?, || progress(total, total))?;
+        }
+        Ok(())
     })?;
     Ok(reports)
 }
@@ -392,8 +397,12 @@ fn report<T>(entry: &Entry, outcome: Result<T, Reason>) -> TensorReport<T> {
     TensorReport { name: name.clone(), dtype: *dtype, shape: shape.clone(), outcome }
 }
 
-/// Copies a file.
-fn copy(from: &Path, mut to: NewFile) -> Result<(), Error> {
+/// Copies a file; `each` is called for every piece.
+fn copy(
+    from: &Path,
+    mut to: NewFile,
+    mut each: impl FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
     let (mut file, _) = disk::open(from)?;
     let mut buffer = vec![0; PIECE];
     loop {
@@ -401,6 +410,7 @@ fn copy(from: &Path, mut to: NewFile) -> Result<(), Error> {
             0 => return to.sync(),
             read => to.write(&buffer[..read])?,
         }
+        each()?;
     }
 }
 

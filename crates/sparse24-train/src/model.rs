@@ -154,7 +154,7 @@ impl ModelSpec {
         limits::size("model.d_model", d_model, MOST)?;
         limits::size("model.d_ff", d_ff, MOST)?;
         limits::size("model.sequence_length", longest, MOST)?;
-        limits::size("the vocabulary", self.vocabulary(), MOST)
+        limits::size("the vocabulary", self.vocabulary(), u32::MAX as usize)
     }
 
     /// Refuses sizes of which no model can be built, for sequences of this length, and activation

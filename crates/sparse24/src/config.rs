@@ -25,6 +25,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // One without effect would stay when the method is changed in this text.
         let keeps = |line: &&str| config.lambda().is_some() || !line.starts_with("lambda = ");
         let kept: String = toml.split_inclusive('\n').filter(keeps).collect();
-        output::write(format_args!("{kept}"))
+        output::write_made(&kept)
     }
 }

@@ -20,7 +20,7 @@ use sparse24_train::{
 use crate::{
     configure::{Computing, load},
     failure::{Exit, Failure},
-    output::{counted, note, note_outside, say, word},
+    output::{counted, json_line, note, note_outside, say, word},
     progress::WorkProgress,
     threads::on_threads,
 };
@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let scores: String =
             scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
         if args.json {
-            say!("{}", serde_json::to_string(&report).expect("plain values"));
+            say!("{}", json_line(&report));
         } else if is_table {
             let result = format!("{loss:.4}  {perplexity:>10}  {tokens:>8}{scores}");
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");

@@ -31,7 +31,22 @@ pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
 
 /// Writes indented JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    line(format_args!("{}", serde_json::to_string_pretty(value).expect("plain values")))
+    let text = serde_json::to_string_pretty(value).expect("plain values");
+    write(format_args!("{}\n", escaped(&text)))
+}
+
+/// JSON on one line.
+pub(crate) fn json_line(value: &impl Serialize) -> String {
+    escaped(&serde_json::to_string(value).expect("plain values"))
+}
+
+/// JSON with escapes for harmful characters, which its strings keep so.
+fn escaped(json: &str) -> String {
+    let escaped = |c: char| match is_harmful(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.into(),
+    };
+    json.chars().map(escaped).collect()
 }
 
 /// The live lines at the bottom of standard error, if it is a terminal.
@@ -51,13 +66,14 @@ pub(crate) fn write_made(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Text without control characters but tabs and line feeds, and without characters that change the
-/// direction of text: paths and files may hold escape sequences for the terminal.
-fn printable(text: &str) -> String {
+/// Control characters but tabs and line feeds, and characters that change the direction of text.
+fn is_harmful(c: char) -> bool {
     let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    let is_harmful = |c: char| {
-        c.is_control() && !['\t', '\n'].contains(&c) || turns.iter().any(|range| range.contains(&c))
-    };
+    c.is_control() && !['\t', '\n'].contains(&c) || turns.iter().any(|range| range.contains(&c))
+}
+
+/// Text without harmful characters: paths and files may hold escape sequences for the terminal.
+fn printable(text: &str) -> String {
     text.replace(is_harmful, "\u{fffd}")
 }
 
@@ -94,6 +110,15 @@ pub(crate) use say;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn harmful_characters_are_replaced_and_escaped_in_json() {
+        assert_eq!(json_line(&"a\u{200f}\n\u{9b}é"), r#""a\u200f\n\u009bé""#);
+        assert_eq!(
+            printable("a\tb\n\u{1b}[31m\u{9b}\u{202e}é"),
+            "a\tb\n\u{fffd}[31m\u{fffd}\u{fffd}é"
+        );
+    }
 
     #[test]
     fn a_path_is_quoted_only_where_needed() {

@@ -9,7 +9,7 @@ use sparse24_run::pruning::{Pruned, Search, Unprunable, left_out, prune};
 use crate::{
     choice,
     failure::{Exit, Failure},
-    output::{self, counted, note, say},
+    output::{self, counted, json_line, note, say},
     structure::{Choice, lines, objects, shown},
 };
 
@@ -62,7 +62,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             })
         };
         let tensors = objects(&reports, describe);
-        say!("{}", json!({ "mask": kind, "out": out, "tensors": tensors, "left_out": left_out }));
+        let report = json!({ "mask": kind, "out": out, "tensors": tensors, "left_out": left_out });
+        say!("{}", json_line(&report));
         return Ok(());
     }
     if !args.choice.quiet {

@@ -9,7 +9,7 @@ use crate::{
     configure::{Computing, load},
     eval::Which,
     failure::{Exit, Failure},
-    output::{self, say},
+    output::{self, json_line, say},
     threads::on_threads,
 };
 
@@ -113,7 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 };
                 let (prompt, text) = (text(&prompt)?, text(&drawn)?);
                 let (seed, tokens) = (sampler.seed, drawn.len());
-                say!("{}", json!({"seed": seed, "prompt": prompt, "text": text, "tokens": tokens}));
+                let text = json!({"seed": seed, "prompt": prompt, "text": text, "tokens": tokens});
+                say!("{}", json_line(&text));
                 continue;
             }
             if number > 0 {

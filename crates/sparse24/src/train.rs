@@ -26,7 +26,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     lambda_search,
-    output::{counted, note, note_outside, say, word},
+    output::{counted, json_line, note, note_outside, say, word},
     progress::{Progress, WorkProgress},
     ranks::{Member, Ranks},
     runs,
@@ -322,7 +322,8 @@ fn note_start(run: &Run, config: &Config) {
     if !overrides.is_empty() {
         overrides.insert_str(0, " with ");
     }
-    note(format_args!("{}; preset {}{overrides}", Provenance::build(), config.preset));
+    let start = format!("{}; preset {}{overrides}", Provenance::build(), config.preset);
+    note(start.replace('\n', "\u{fffd}"));
     config.remarks().iter().chain(run.notices()).for_each(note);
 }
 
@@ -362,7 +363,7 @@ fn conclude(
     reporting: &Reporting,
 ) -> Result<(), Failure> {
     if reporting.json {
-        say!("{}", serde_json::to_string(summary).expect("plain values"));
+        say!("{}", json_line(summary));
         return Ok(());
     }
     let (steps, run) = (counted(summary.steps as usize, "step"), word(&summary.run));

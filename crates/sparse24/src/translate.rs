@@ -17,7 +17,7 @@ use crate::{
     configure::{Computing, load},
     eval::Which,
     failure::{Exit, Failure},
-    output::{note, say},
+    output::{json_line, note, say, write_made},
     progress::WorkProgress,
     signals::Signals,
     threads::on_threads,
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             translations[number] = (text, translation.score);
         }
         let written = |(source, (text, score)): (&&str, &(String, f64))| match args.json {
-            true => json!({"source": source, "translation": text, "score": score}).to_string(),
+            true => json_line(&json!({"source": source, "translation": text, "score": score})),
             false => text.clone(),
         };
         let written: Vec<String> = lines.iter().zip(&translations).map(written).collect();
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
             None => {
                 for line in &written {
-                    say!("{line}");
+                    write_made(&format!("{line}\n"))?;
                 }
             }
         }

@@ -12,7 +12,7 @@ use sparse24_run::{
 use crate::{
     choice,
     failure::{Exit, Failure},
-    output::{self, counted, say},
+    output::{self, counted, json_line, say},
     structure::{Choice, lines, objects, shown},
 };
 
@@ -60,7 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 "problem": offence.to_string(),
             }),
         });
-        say!("{}", json!({ "mask": kind, "holds": refuted.is_empty(), "tensors": tensors }));
+        let report = json!({ "mask": kind, "holds": refuted.is_empty(), "tensors": tensors });
+        say!("{}", json_line(&report));
     } else {
         if !args.choice.quiet {
             let listed = lines(&reports, "skipped", |verdict| match verdict {

@@ -167,7 +167,7 @@ mod imp {
 
         /// Removes the directory and all that is in it.
         pub(in super::super) fn remove_all(&self) -> io::Result<()> {
-            remove_all(&self.directory, &self.name)
+            remove_all(&self.directory, &self.name, DEEPEST)
         }
     }
 
@@ -184,12 +184,22 @@ mod imp {
         Ok(names)
     }
 
-    fn remove_all(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    /// Most directories in one another that are removed: each is open meanwhile.
+    const DEEPEST: usize = 64;
+
+    fn remove_all(parent: &OwnedFd, name: &OsStr, deepest: usize) -> io::Result<()> {
+        if deepest == 0 {
+            return Err(io::Error::other(
+                "it holds more than 64 folders in one another; remove it",
+            ));
+        }
         let directory = enter(parent, name)?;
         for inner in names(&directory)? {
             match unlinkat(&directory, &inner, AtFlags::empty()) {
                 // What a directory gives, on Linux and elsewhere.
-                Err(Errno::ISDIR | Errno::PERM) => remove_all(&directory, &inner)?,
+                Err(Errno::ISDIR | Errno::PERM) => {
+                    remove_all(&directory, &inner, deepest - 1)?;
+                }
                 other => other?,
             }
         }
@@ -281,6 +291,22 @@ mod tests {
         disk::create_directories(&at("run/a/b")).unwrap();
         disk::create_directories(&at("run/a/b")).unwrap();
         assert!(at("run/a/b").is_dir());
+    }
+
+    #[test]
+    fn deep_folders_are_not_removed_and_large_files_are_not_copied() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        fs::create_dir_all(at("deep").join("a/".repeat(100))).unwrap();
+        let file = fs::File::create(at("lock")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        fs::hard_link(at("lock"), at("other")).unwrap();
+        let _confined = confine(place.path()).unwrap();
+        let error = disk::remove_directory(&at("deep")).unwrap_err().to_string();
+        assert!(error.contains("more than 64 folders"), "{error}");
+        let error = disk::open_as(&at("lock"), disk::As::Lock).unwrap_err().to_string();
+        assert!(error.contains("over 1 GiB"), "{error}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{Cursor, Read},
+    io::{self, Cursor, Read},
     panic::catch_unwind,
     path::Path,
 };
@@ -42,6 +42,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// Whether a JPEG has an end of image after its last scan, in whose data the two bytes cannot be. The
+/// decoder makes up what a cut file lacks.
+fn is_whole(bytes: &[u8]) -> bool {
+    let last = |marker: [u8; 2]| bytes.windows(2).rposition(|pair| pair == marker);
+    last([0xff, 0xd9]) > last([0xff, 0xda])
+}
+
 /// The image in the bytes of a file. Grey becomes red, green and blue alike, CMYK is converted, 16
 /// bits are rounded to 8, transparency is left out.
 ///
@@ -54,6 +61,10 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format()?;
         if !matches!(reader.format(), Some(ImageFormat::Jpeg | ImageFormat::Png)) {
             return Ok(None);
+        }
+        if reader.format() == Some(ImageFormat::Jpeg) && !is_whole(bytes) {
+            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the file is cut off");
+            return Err(image::ImageError::IoError(cut));
         }
         let mut limits = Limits::default();
         (limits.max_image_width, limits.max_image_height) = (Some(LONGEST), Some(LONGEST));

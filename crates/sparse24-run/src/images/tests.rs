@@ -156,6 +156,7 @@ fn damaged_folders_are_refused() {
         ("train/ants/0.png", b"GIF89a no image at all", "0.png: is neither a JPEG nor a PNG"),
         ("val/bees/1.png", &png[..png.len() / 2], "1.png: cannot be decoded ("),
         ("train/bees/x.jpg", &jpeg[..100], "x.jpg: cannot be decoded ("),
+        ("train/bees/x.jpg", &jpeg[..jpeg.len() - 10], "(the file is cut off)"),
         ("train/bees/x.png", &wide, "x.png: cannot be decoded ("),
         ("train/cats/readme.txt", b"", "cats: holds no image (.jpg, .jpeg, .png)"),
         ("val/dogs/0.png", &png, "dogs: is a class without images to train on"),

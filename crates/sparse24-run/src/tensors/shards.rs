@@ -62,6 +62,9 @@ impl Shards {
             };
             return Err(Error::file(path, format!("holds no {WEIGHTS:?}{advice}")));
         }
+        if is_folder {
+            check_inside(&index)?;
+        }
         Ok(Self { path: named, files: read_index(&index)?, folder, index: Some(index) })
     }
 
@@ -255,6 +258,11 @@ mod tests {
             assert_eq!(link(Path::new("x.safetensors")).unwrap(), ["a", "b", "c"]);
             let message = problem(link(&there));
             assert!(message.contains("w.safetensors: is a link out of its folder"), "{message}");
+            let index = format!("model{INDEX}");
+            fs::rename(folder.path().join(&index), outside.path().join("index")).unwrap();
+            symlink(outside.path().join("index"), folder.path().join(&index)).unwrap();
+            let message = problem(Shards::open(folder.path()).map(|_| vec![String::new()]));
+            assert!(message.contains("is a link out of its folder"), "{message}");
             // But Hugging Face's cache consists of links.
             let snapshot = outside.path().join("snapshots/0");
             fs::create_dir_all(&snapshot).unwrap();

@@ -148,7 +148,7 @@ fn an_exported_model_is_imported_with_the_same_weights() {
     assert_eq!(trained, imported);
     assert!(place.answer("sample imported --prompt the --tokens 5").starts_with("the"));
     assert_eq!(place.json("config --config imported/config.toml --json")["preset"], "imported");
-    place.refuses("eval imported", 2, "data.path: *\"imported\"*--data");
+    place.refuses("eval imported", 2, "data.path: *imported model*embedded text*--data");
     place.refuses("resume imported", 3, "imported/checkpoints/step-00000000: *--init-from");
     for (name, expected) in [("f16", Dtype::F16), ("bf16", Dtype::BF16)] {
         place.answer(&format!("export run {name} --dtype {name}"));
