@@ -267,8 +267,8 @@ fn assert_shows(
 }
 
 /// Compares dense training and FST; then fails unless each part of the method shows where it first
-/// acts: in the moment of the first weight that decays, in the first parameter, or in the losses, as
-/// these other parts do.
+/// acts: in the moment of the first weight that decays, in the first parameter, or in the losses,
+/// as these other parts do.
 fn check_parts(recipe: &Recipe, decayed: &str, first: &str, others: &[Part]) {
     check(&Recipe { method: Method::dense(), ..recipe.clone() }, Rules { switch: 0, ..FST });
     assert_parts(&check(recipe, FST), decayed, first, others);

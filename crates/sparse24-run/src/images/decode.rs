@@ -42,8 +42,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Whether a JPEG has an end of image after its last scan, in whose data the two bytes cannot be. The
-/// decoder makes up what a cut file lacks.
+/// Whether a JPEG has an end of image after its last scan, in whose data the two bytes cannot be.
+/// The decoder makes up what a cut file lacks.
 fn is_whole(bytes: &[u8]) -> bool {
     let last = |marker: [u8; 2]| bytes.windows(2).rposition(|pair| pair == marker);
     last([0xff, 0xd9]) > last([0xff, 0xda])
