@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use crate::{
-    running::{LONG, attempts, lines, reached, send},
+    running::{LONG, attempts, lines, reached},
     support::{Place, SAVED, TINY, checkpoint, text},
 };
 
@@ -467,7 +467,7 @@ fn a_run_whose_directory_moves_meanwhile_is_finished() {
         let (run, moved) = (format!("stopped-{attempt}"), format!("aside-{attempt}"));
         let child = reached(&place, &format!("train {TINY} {LONG} --out {run}"), &run, 20)?;
         fs::rename(place.path(&run), place.path(&moved)).unwrap();
-        send("-TERM", &child);
+        crate::running::send("-TERM", &child);
         let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
         said.contains("interrupted").then_some((moved, said))
     });
