@@ -27,18 +27,18 @@ pub fn size(key: &str, size: usize, most: usize) -> Result<(), Error> {
     check(key, size <= most, &format!("at most {most}"), size)
 }
 
-/// Refuses what is no probability or decay rate below 1.
+/// Refuses a probability or decay rate outside [0, 1).
 pub fn share(key: &str, share: f32) -> Result<(), Error> {
     check(key, (0.0..1.0).contains(&share), "a number in [0, 1)", share)
 }
 
-/// Refuses what is no rate or factor.
+/// Refuses a rate or factor that is negative or not finite.
 pub fn magnitude(key: &str, magnitude: f32) -> Result<(), Error> {
     let is_fine = magnitude.is_finite() && magnitude >= 0.0;
     check(key, is_fine, "a finite number of at least 0", magnitude)
 }
 
-/// Refuses decay rates that are none, and an epsilon that is not finite and above 0.
+/// Refuses decay rates outside [0, 1), and an epsilon that is not finite and above 0.
 pub fn rule(rule: &UpdateRule) -> Result<(), Error> {
     let [first, second] = match *rule {
         UpdateRule::AdamW(Adam { beta1, beta2, .. })

@@ -31,7 +31,7 @@ pub type Facts = Vec<(String, String)>;
 /// connections: one of these could be taken before rank 0 listens there.
 ///
 /// # Errors
-/// That of the last of a hundred attempts.
+/// The error of the last of a hundred attempts.
 pub fn free_port() -> io::Result<u16> {
     let first = RandomState::new().build_hasher().finish() % 20_000;
     let bind = |at| {

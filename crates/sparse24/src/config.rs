@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         print_json(&config)
     } else {
         let toml = config.to_toml();
-        // One without effect would stay when the method is changed in this text.
+        // A lambda without effect would remain when the method in this text is changed.
         let keeps = |line: &&str| config.lambda().is_some() || !line.starts_with("lambda = ");
         let kept: String = toml.split_inclusive('\n').filter(keeps).collect();
         output::write_made(&kept)

@@ -12,7 +12,7 @@ use clap::{
 };
 use sparse24_run::{Error, ErrorKind, config};
 
-use crate::Cli;
+use crate::{Cli, output::one_line};
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
         // A line feed in a path would begin a line of its own.
-        Self { exit, sentence: sentence.into().replace('\n', "\u{fffd}") }
+        Self { exit, sentence: one_line(&sentence.into()) }
     }
 
     pub(crate) fn exit(&self) -> Exit {

@@ -40,7 +40,7 @@ pub(crate) fn json_line(value: &impl Serialize) -> String {
     escaped(&serde_json::to_string(value).expect("plain values"))
 }
 
-/// JSON with escapes for harmful characters, which its strings keep so.
+/// JSON in which harmful characters are escaped, so that its strings keep them.
 fn escaped(json: &str) -> String {
     let escaped = |c: char| match is_harmful(c) {
         true => format!("\\u{:04x}", u32::from(c)),
@@ -77,17 +77,22 @@ fn printable(text: &str) -> String {
     text.replace(is_harmful, "\u{fffd}")
 }
 
+/// Text whose line feeds cannot pass for the end of a message.
+pub(crate) fn one_line(text: &str) -> String {
+    text.replace('\n', "\u{fffd}")
+}
+
 /// Notes that the path of a setting is about to be read: in the run directory of others it may be
 /// any file.
 pub(crate) fn note_outside(key: &str, path: &str) {
     if !path.is_empty() {
-        note(format_args!("{key}: reads {}", path.replace('\n', "\u{fffd}")));
+        note(format_args!("{key}: reads {}", one_line(path)));
     }
 }
 
 /// Quotes a path as one word for a shell.
 pub(crate) fn word(path: &Path) -> String {
-    let text = path.display().to_string().replace('\n', "\u{fffd}");
+    let text = one_line(&path.display().to_string());
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         text

@@ -26,7 +26,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     lambda_search,
-    output::{counted, json_line, note, note_outside, say, word},
+    output::{counted, json_line, note, note_outside, one_line, say, word},
     progress::{Progress, WorkProgress},
     ranks::{Member, Ranks},
     runs,
@@ -323,7 +323,7 @@ fn note_start(run: &Run, config: &Config) {
         overrides.insert_str(0, " with ");
     }
     let start = format!("{}; preset {}{overrides}", Provenance::build(), config.preset);
-    note(start.replace('\n', "\u{fffd}"));
+    note(one_line(&start));
     config.remarks().iter().chain(run.notices()).for_each(note);
 }
 

@@ -183,7 +183,7 @@ pub(super) fn has_config(path: &Path) -> bool {
     fs::metadata(path.join(CONFIG)).is_ok_and(|file| file.is_file() && file.len() > 0)
 }
 
-/// The error for a directory without a configuration; a run that has lost it can have it again.
+/// The error for a directory without a configuration; a run that has lost it can get it back.
 pub(super) fn without_config(path: &Path) -> Error {
     if !path.join(PROVENANCE).is_file() {
         return Error::file(path, format!("is not a run directory: it holds no {CONFIG}"));

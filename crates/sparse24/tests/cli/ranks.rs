@@ -88,7 +88,7 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
     assert_eq!(place.timeless(&run), place.timeless("whole"));
 }
 
-/// A launcher that is killed leaves no rank behind: all stop as by SIGTERM.
+/// A launcher that is killed leaves no rank behind: all stop as on SIGTERM.
 #[cfg(target_os = "linux")]
 #[test]
 fn ranks_stop_with_their_launcher() {
