@@ -12,7 +12,7 @@ use clap::{
 };
 use sparse24_run::{Error, ErrorKind, config};
 
-use crate::{Cli, output::one_line};
+use crate::Cli;
 
 /// Exit codes; success is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,9 +54,13 @@ pub(crate) struct Failure {
     sentence: String,
 }
 
+/// Text without line feeds: one in a path would begin a line of its own.
+pub(crate) fn one_line(text: &str) -> String {
+    text.replace('\n', "\u{fffd}")
+}
+
 impl Failure {
     pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
-        // A line feed in a path would begin a line of its own.
         Self { exit, sentence: one_line(&sentence.into()) }
     }
 

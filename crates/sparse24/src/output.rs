@@ -13,7 +13,7 @@ use std::{
 use indicatif::MultiProgress;
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, one_line};
 
 pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
@@ -75,11 +75,6 @@ fn is_harmful(c: char) -> bool {
 /// Text without harmful characters: paths and files may hold escape sequences for the terminal.
 fn printable(text: &str) -> String {
     text.replace(is_harmful, "\u{fffd}")
-}
-
-/// Text whose line feeds cannot pass for the end of a message.
-pub(crate) fn one_line(text: &str) -> String {
-    text.replace('\n', "\u{fffd}")
 }
 
 /// Notes that the path of a setting is about to be read: in the run directory of others it may be

@@ -24,9 +24,9 @@ use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::Configure,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, one_line},
     lambda_search,
-    output::{counted, json_line, note, note_outside, one_line, say, word},
+    output::{counted, json_line, note, note_outside, say, word},
     progress::{Progress, WorkProgress},
     ranks::{Member, Ranks},
     runs,
