@@ -3,6 +3,7 @@
 use std::{
     env,
     fmt::Display,
+    io,
     process::{self, Child, Command, ExitStatus, Stdio},
     sync::{
         Arc,
@@ -12,16 +13,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    flag,
-};
+#[cfg(unix)]
+use rustix::process::Signal;
 use sparse24_run::ranks::free_port;
 
 use crate::{
     failure::{Exit, Failure},
     output::note,
     ranks::{LAUNCHER, SECRET},
+    signals::{self, listen, stopping},
     watch::random,
 };
 
@@ -86,11 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let secret = random().map_err(|error| failed("draw a secret", &error))?;
     // Before the first child, so that no signal is lost.
-    let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        flag::register(signal, Arc::clone(&asked))
-            .map_err(|error| failed("handle signals", &error))?;
-    }
+    let asked = Requests::listen().map_err(signals::failure)?;
     let program = env::current_exe().map_err(|error| failed("find this program", &error))?;
     let mut ranks = Ranks(Vec::new());
     for local in 0..n {
@@ -124,21 +120,51 @@ fn failed(what: &str, error: &dyn Display) -> Failure {
     Failure::new(Exit::Io, format!("cannot {what}: {error}"))
 }
 
+/// Flags that the signals to this process set.
+struct Requests {
+    stops: Vec<(Exit, Arc<AtomicBool>)>,
+    #[cfg(unix)]
+    save: Arc<AtomicBool>,
+}
+
+impl Requests {
+    fn listen() -> io::Result<Self> {
+        let flag = |signal| {
+            let flag = Arc::default();
+            listen(signal, [&flag]).map(|()| flag)
+        };
+        Ok(Self {
+            stops: stopping()
+                .map(|(signal, exit)| Ok((exit, flag(signal)?)))
+                .collect::<io::Result<_>>()?,
+            #[cfg(unix)]
+            save: flag(signal_hook::consts::SIGUSR1)?,
+        })
+    }
+
+    /// A request to stop, if there is a new one.
+    fn stop(&self) -> Option<Exit> {
+        let mut stops = self.stops.iter();
+        stops.find(|(_, asked)| asked.swap(false, Ordering::SeqCst)).map(|&(exit, _)| exit)
+    }
+}
+
 /// The processes, each with its rank and how it ended. Those that run are ended with this.
 struct Ranks(Vec<(u32, Child, Option<ExitStatus>)>);
 
 impl Ranks {
-    /// Waits for all and passes on the request to stop; returns the exit code of the rank that
-    /// failed, rather than of those that lost it.
-    fn wait(&mut self, asked: &AtomicBool) -> Result<i32, Failure> {
-        let (mut code, mut failed_at) = (0, None);
+    /// Waits for all and passes on what is asked; returns the exit code of the rank that failed,
+    /// rather than of those that lost it, or that of the signal that stopped all.
+    fn wait(&mut self, asked: &Requests) -> Result<i32, Failure> {
+        let (mut code, mut failed_at, mut stopped, mut killed) = (0, None, None, false);
         while self.0.iter().any(|(_, _, ended)| ended.is_none()) {
-            if asked.swap(false, Ordering::SeqCst) {
-                self.0.iter().filter(|(_, _, ended)| ended.is_none()).for_each(|(_, child, _)| {
-                    // Not SIGINT: from a terminal it has reached them, and a second one would end
-                    // them at once.
-                    terminate(child);
-                });
+            if let Some(exit) = asked.stop() {
+                stopped.get_or_insert(exit);
+                self.running().for_each(terminate);
+            }
+            #[cfg(unix)]
+            if asked.save.swap(false, Ordering::SeqCst) {
+                self.running().for_each(|child| send(child, Signal::USR1));
             }
             for (rank, child, ended) in &mut self.0 {
                 if ended.is_some() {
@@ -150,23 +176,27 @@ impl Ranks {
                 if status.code().is_none() {
                     note(format_args!("rank {rank}: {status}"));
                 }
-                // A rank that was killed, perhaps by us, is lost like those that say so.
-                let found = status.code().unwrap_or(Exit::Peer as i32);
-                if code == 0 || code == Exit::Peer as i32 {
-                    code = found;
+                if !killed && (code == 0 || code == Exit::Peer as i32) {
+                    code = exit_code(status);
                 }
             }
-            if failed_at.is_some_and(|at: Instant| at.elapsed() > PATIENCE) {
+            if !killed && failed_at.is_some_and(|at: Instant| at.elapsed() > PATIENCE) {
                 note("killing the ranks that did not end after another failed");
                 self.kill();
+                killed = true;
             }
             thread::sleep(POLL);
         }
-        Ok(code)
+        let is_stop = |code| stopping().any(|(_, exit)| exit as i32 == code);
+        Ok(stopped.filter(|_| is_stop(code)).map_or(code, |exit| exit as i32))
+    }
+
+    fn running(&mut self) -> impl Iterator<Item = &mut Child> {
+        self.0.iter_mut().filter(|(_, _, ended)| ended.is_none()).map(|(_, child, _)| child)
     }
 
     fn kill(&mut self) {
-        for (_, child, _) in self.0.iter_mut().filter(|(_, _, ended)| ended.is_none()) {
+        for child in self.running() {
             let _ = child.kill();
         }
     }
@@ -178,13 +208,27 @@ impl Drop for Ranks {
     }
 }
 
-#[cfg(unix)]
-fn terminate(child: &Child) {
-    if let Some(id) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+/// The exit code of a process, or 128 + the number of the signal that killed it, as in a shell.
+fn exit_code(status: ExitStatus) -> i32 {
+    #[cfg(unix)]
+    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
+        return 128 + signal;
     }
+    status.code().unwrap_or(Exit::Peer as i32)
+}
+
+#[cfg(unix)]
+fn send(child: &Child, signal: Signal) {
+    if let Some(id) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(id, signal);
+    }
+}
+
+#[cfg(unix)]
+fn terminate(child: &mut Child) {
+    send(child, Signal::TERM);
 }
 
 /// Other systems have no such request; a terminal's reaches the ranks themselves.
 #[cfg(not(unix))]
-fn terminate(_: &Child) {}
+fn terminate(_: &mut Child) {}

@@ -1,17 +1,17 @@
 //! Signals during training or encoding. The first SIGINT, SIGTERM or SIGHUP requests a save and a
-//! stop; a second one of the same kind ends the process at once. SIGUSR1 requests a save.
+//! stop; another of the same kind, a second or more later, ends the process at once. SIGUSR1 requests
+//! a save.
 //!
 //! Invariant: a handler only sets flags or exits.
 
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, RecvTimeoutError, Sender},
     },
-    thread::{Builder, JoinHandle},
-    time::Duration,
+    thread::{self, Builder},
+    time::{Duration, Instant},
 };
 
 use signal_hook::{
@@ -25,56 +25,65 @@ use crate::{
     output::note,
 };
 
-type Stops = Vec<(Exit, Arc<AtomicBool>)>;
+#[derive(Clone)]
+struct Stop {
+    exit: Exit,
+    received: Arc<AtomicBool>,
+    /// Whether another signal of this kind ends the process.
+    armed: Arc<AtomicBool>,
+}
 
 pub(crate) struct Signals {
-    stops: Stops,
+    stops: Vec<Stop>,
     save: Arc<AtomicBool>,
     any: Arc<AtomicBool>,
-    _acknowledgement: Option<Acknowledgement>,
+    _acknowledged: Option<Acknowledged>,
 }
 
-/// A thread that acknowledges a stop signal while the work under way takes long to end. It ends
-/// when this is dropped, before the last words of the command.
-struct Acknowledgement {
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+/// How long signals of one kind count as one: `timeout` sends its signal to a process and to its
+/// group, and the ranks of `launch` receive Ctrl-C from the terminal and from `launch`.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Whether a stop is acknowledged no more. Dropped before the last words of a command.
+struct Acknowledged(Arc<Mutex<bool>>);
+
+impl Drop for Acknowledged {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
 }
 
-/// How often it looks.
-const INTERVAL: Duration = Duration::from_millis(200);
-
-impl Acknowledgement {
-    /// Without a thread nothing is acknowledged.
-    fn new(stops: Stops) -> Self {
-        let (end, ended) = mpsc::channel();
+impl Acknowledged {
+    /// Starts a thread that arms each signal after its grace, and acknowledges it if the work under
+    /// way still goes on. Without a thread, every signal counts as the first.
+    fn new(stops: Vec<Stop>) -> Self {
+        let is_over = Arc::new(Mutex::new(false));
+        let acknowledged = Self(Arc::clone(&is_over));
         let watch = move || {
-            while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if let Some(exit) = received(&stops) {
-                    let again = match exit {
+            let mut heard = vec![None; stops.len()];
+            loop {
+                thread::sleep(GRACE / 10);
+                for (stop, heard) in stops.iter().zip(&mut heard) {
+                    if !stop.received.load(Ordering::SeqCst)
+                        || heard.get_or_insert_with(Instant::now).elapsed() < GRACE
+                        || stop.armed.swap(true, Ordering::SeqCst)
+                    {
+                        continue;
+                    }
+                    let again = match stop.exit {
                         Exit::Interrupted => "press Ctrl-C again",
                         _ => "send the signal again",
                     };
-                    let sentence = "stopping; this takes a moment";
-                    return note(format_args!("{sentence}; {again} to quit at once"));
+                    if !*is_over.lock().unwrap_or_else(PoisonError::into_inner) {
+                        let sentence = "stopping; this takes a moment";
+                        note(format_args!("{sentence}; {again} to quit at once"));
+                    }
                 }
             }
         };
-        let thread = Builder::new().name("signals".to_owned()).spawn(watch).ok();
-        Self { end: Some(end), thread }
+        drop(Builder::new().name("signals".to_owned()).spawn(watch));
+        acknowledged
     }
-}
-
-impl Drop for Acknowledgement {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        drop(self.thread.take().map(JoinHandle::join));
-    }
-}
-
-/// The exit code of the stop signal, if one was received.
-fn received(stops: &[(Exit, Arc<AtomicBool>)]) -> Option<Exit> {
-    stops.iter().find(|(_, received)| received.load(Ordering::SeqCst)).map(|&(exit, _)| exit)
 }
 
 impl Signals {
@@ -87,18 +96,17 @@ impl Signals {
 
     /// Handles only the signals that stop, for work that cannot be saved.
     pub(crate) fn listen_for_stop() -> Result<Self, Failure> {
-        let any = Arc::new(AtomicBool::new(false));
-        let stop = |signal, exit| {
-            let received = Arc::default();
-            // Handlers run in the order of registration: the first signal must find the flag unset.
-            flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&received))?;
+        let any = Arc::default();
+        let stop = |(signal, exit)| {
+            let (received, armed) = (Arc::default(), Arc::default());
             listen(signal, [&received, &any])?;
-            Ok::<_, io::Error>((exit, received))
+            flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&armed))?;
+            Ok::<_, io::Error>(Stop { exit, received, armed })
         };
-        let stops = stopping().map(|(signal, exit)| stop(signal, exit));
-        let stops = stops.collect::<io::Result<Stops>>().map_err(failure)?;
-        let _acknowledgement = Some(Acknowledgement::new(stops.clone()));
-        Ok(Self { stops, save: Arc::default(), any, _acknowledgement })
+        let stops: io::Result<Vec<_>> = stopping().map(stop).collect();
+        let stops = stops.map_err(failure)?;
+        let _acknowledged = Some(Acknowledged::new(stops.clone()));
+        Ok(Self { stops, save: Arc::default(), any, _acknowledged })
     }
 
     #[cfg(unix)]
@@ -115,7 +123,7 @@ impl Signals {
     /// stop signals that were received before.
     pub(crate) fn another(&self) -> Result<Self, Failure> {
         let (stops, save, any) = (self.stops.clone(), Arc::default(), Arc::default());
-        let another = Self { stops, save, any, _acknowledgement: None };
+        let another = Self { stops, save, any, _acknowledged: None };
         for (signal, _) in stopping() {
             listen(signal, [&another.any]).map_err(failure)?;
         }
@@ -140,12 +148,12 @@ impl Signals {
 
     /// The exit code of the stop signal, if one was received.
     pub(crate) fn received(&self) -> Option<Exit> {
-        received(&self.stops)
+        self.stops.iter().find(|stop| stop.received.load(Ordering::SeqCst)).map(|stop| stop.exit)
     }
 }
 
 /// The signals that stop, with their exit codes.
-fn stopping() -> impl Iterator<Item = (i32, Exit)> {
+pub(crate) fn stopping() -> impl Iterator<Item = (i32, Exit)> {
     [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated)].into_iter().chain(hang_up())
 }
 
@@ -169,11 +177,11 @@ fn is_hangup_ignored() -> bool {
     mask.is_some_and(|mask| mask >> (signal_hook::consts::SIGHUP - 1) & 1 == 1)
 }
 
-fn failure(error: io::Error) -> Failure {
+pub(crate) fn failure(error: io::Error) -> Failure {
     Failure::new(Exit::Io, format!("cannot handle signals: {error}"))
 }
 
 /// Makes the signal set the flags, in this order.
-fn listen<const N: usize>(signal: i32, flags: [&Arc<AtomicBool>; N]) -> io::Result<()> {
+pub(crate) fn listen<const N: usize>(signal: i32, flags: [&Arc<AtomicBool>; N]) -> io::Result<()> {
     flags.into_iter().try_for_each(|flag| flag::register(signal, Arc::clone(flag)).map(drop))
 }

@@ -88,6 +88,40 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
     assert_eq!(place.timeless(&run), place.timeless("whole"));
 }
 
+/// To its process group, as from a terminal or `timeout`, or to itself alone.
+#[cfg(unix)]
+#[test]
+fn a_signal_to_launch_reaches_its_ranks() {
+    use crate::{running::reached_by, signals::stops};
+    use std::os::unix::process::CommandExt;
+
+    let place = Place::new();
+    let settings = format!("{LONG} {FOUR} --checkpoint-every 0");
+    for ((signal, expected), to_group) in stops().chain([("-USR1", 0)]).flat_map(|signal| {
+        [true, false]
+            .into_iter()
+            .filter(move |group| signal.1 != 0 || !group)
+            .map(move |group| (signal, group))
+    }) {
+        let run = attempts(|attempt| {
+            let run = format!("run{expected}-{to_group}-{attempt}");
+            let mut launch =
+                place.command(&format!("launch -n 2 -- train {TINY} {settings} --out {run}"));
+            launch.process_group(0);
+            let launch = reached_by(&place, launch, &run, 20)?;
+            let to = if to_group { format!("-{}", launch.id()) } else { launch.id().to_string() };
+            assert!(Command::new("kill").args([signal, "--", &to]).status().unwrap().success());
+            let (code, notes) = ended(vec![launch]).remove(0);
+            (code != Some(0) || expected == 0).then_some(())?;
+            assert_eq!(code, Some(expected), "{notes}");
+            Some(run)
+        });
+        let log = place.read(&format!("{run}/log.txt"));
+        let saves = if expected == 0 { 3 } else { 1 };
+        assert_eq!(log.matches(": saved ").count(), saves, "{log}");
+    }
+}
+
 /// A launcher that is killed leaves no rank behind: all stop as on SIGTERM.
 #[cfg(target_os = "linux")]
 #[test]
@@ -106,6 +140,17 @@ fn ranks_stop_with_their_launcher() {
         Some(run)
     });
     assert_eq!(place.checkpoints(&run).len(), 1);
+    let code = attempts(|attempt| {
+        let run = format!("killed-{attempt}");
+        let line = format!("launch -n 2 -- train {TINY} {LONG} {FOUR} --out {run}");
+        let mut launcher = reached(&place, &line, &run, 20)?;
+        let id = launcher.id();
+        let ranks = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        let rank = ranks.split_whitespace().last()?;
+        assert!(Command::new("kill").args(["-KILL", rank]).status().unwrap().success());
+        launcher.wait().unwrap().code()
+    });
+    assert_eq!(code, 137);
     let mut orphan = place.command("train");
     orphan.env("SPARSE24_LAUNCHER", "0");
     place.refuses_command(orphan, 7, "`sparse24 launch`*is gone");

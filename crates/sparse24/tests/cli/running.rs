@@ -31,7 +31,15 @@ pub(crate) fn lines(place: &Place, run: &str) -> usize {
 /// Starts a command and waits until the metrics of a run have this many lines; none if the process
 /// ended before.
 pub(crate) fn reached(place: &Place, line: &str, run: &str, steps: usize) -> Option<Child> {
-    let mut command = place.command(line);
+    reached_by(place, place.command(line), run, steps)
+}
+
+pub(crate) fn reached_by(
+    place: &Place,
+    mut command: Command,
+    run: &str,
+    steps: usize,
+) -> Option<Child> {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while lines(place, run) < steps {
         if child.try_wait().unwrap().is_some() {

@@ -15,7 +15,7 @@ use crate::{
 
 /// The signals that stop, with their exit codes. Without SIGHUP where this process, and so its
 /// children, ignore it, as under `nohup`.
-fn stops() -> impl Iterator<Item = (&'static str, i32)> {
+pub(crate) fn stops() -> impl Iterator<Item = (&'static str, i32)> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
@@ -41,6 +41,10 @@ fn signalled(
 ) -> Option<(Option<i32>, String)> {
     let child = reached(place, line, run, step)?;
     send(signal, &child);
+    if signal != "-USR1" {
+        // As `timeout` does, to the process and to its group.
+        send(signal, &child);
+    }
     let output = child.wait_with_output().unwrap();
     Some((output.status.code(), String::from_utf8(output.stderr).unwrap()))
 }
