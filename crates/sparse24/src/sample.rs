@@ -1,6 +1,6 @@
 //! `sparse24 sample`: generates text with a model.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use serde_json::json;
 use sparse24_run::{config::ModelKind, run::Sampler};
@@ -11,6 +11,7 @@ use crate::{
     failure::{Exit, Failure},
     output::{self, json_line, say},
     threads::on_threads,
+    translate,
 };
 
 /// Generate text with a run or a checkpoint
@@ -78,9 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = model.config.clone();
     let given = match &args.prompt_file {
         None => args.prompt.clone(),
-        Some(path) => Some(fs::read_to_string(path).map_err(|error| {
-            Failure::new(Exit::Input, format!("--prompt-file {}: {error}", path.display()))
-        })?),
+        Some(path) => Some(translate::read(path)?),
     };
     on_threads(config.backend.threads, || {
         let prompt = match &given {

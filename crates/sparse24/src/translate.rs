@@ -1,8 +1,9 @@
 //! `sparse24 translate`: translates sentences with a Transformer.
 
 use std::{
-    fs,
-    io::{self, Read as _},
+    fmt::Display,
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read as _},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +18,7 @@ use crate::{
     configure::{Computing, load},
     eval::Which,
     failure::{Exit, Failure},
-    output::{json_line, note, say, write_made},
+    output::{counted, json_line, note, say, write_made},
     progress::WorkProgress,
     signals::Signals,
     threads::on_threads,
@@ -79,13 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     debug_assert!(tokenizer.vocabulary() as usize <= vocabulary);
     let input = match &args.input {
         Some(path) => read(path)?,
-        None => {
-            let mut text = String::new();
-            io::stdin()
-                .read_to_string(&mut text)
-                .map_err(|error| Failure::new(Exit::Input, format!("standard input: {error}")))?;
-            text
-        }
+        None => lines(io::stdin().lock(), "standard input")?,
     };
     let references = args.bleu.as_deref().map(read).transpose()?;
     let lines: Vec<&str> = input.lines().map(str::trim).collect();
@@ -95,9 +90,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     {
         let (found, expected) = (text.lines().count(), lines.len());
         let problem = format!(
-            "--bleu {}: has {found} lines, but {name} has {expected}; expected a reference for \
-             each",
-            path.display()
+            "--bleu {}: has {}, but {name} has {expected}; expected a reference for each",
+            path.display(),
+            counted(found, "line")
         );
         return Err(Failure::new(Exit::Input, problem));
     }
@@ -179,8 +174,34 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|error| {
-        Failure::new(Exit::Input, format!("{}: cannot be read as text: {error}", path.display()))
-    })
+/// Reads a file of lines.
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+    let name = path.display();
+    let file = File::open(path).map_err(|error| {
+        Failure::new(Exit::Input, format!("{name}: cannot be read as text: {error}"))
+    })?;
+    lines(BufReader::new(file), name)
+}
+
+/// Bytes of the longest line: a device may have one without an end.
+const LONGEST: u64 = 1 << 20;
+
+fn lines(mut from: impl BufRead, name: impl Display) -> Result<String, Failure> {
+    let (mut text, mut line, mut number) = (String::new(), Vec::new(), 0);
+    loop {
+        line.clear();
+        number += 1;
+        let refuse = |problem: &str| {
+            Err(Failure::new(Exit::Input, format!("{name}: line {number}: {problem}")))
+        };
+        match (&mut from).take(LONGEST + 1).read_until(b'\n', &mut line) {
+            Ok(0) => return Ok(text),
+            Ok(length) if length as u64 > LONGEST => return refuse("is longer than 1 MiB"),
+            Ok(_) => match str::from_utf8(&line) {
+                Ok(line) => text += line,
+                Err(_) => return refuse("cannot be read as text: it is not UTF-8"),
+            },
+            Err(error) => return refuse(&format!("cannot be read: {error}")),
+        }
+    }
 }

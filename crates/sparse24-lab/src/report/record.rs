@@ -263,16 +263,16 @@ impl Record {
     }
 
     fn take(&mut self, metrics: StepMetrics, tokens: f64) {
-        let StepMetrics { step, loss, lr, grad_norm, tokens_per_s, .. } = metrics;
+        let speed = metrics.speed();
+        let StepMetrics { step, loss, lr, grad_norm, .. } = metrics;
         let finite = |value: f32| if value.is_finite() { value } else { f32::NAN };
-        let is_known = tokens_per_s > 0.0;
-        let seconds = self.seconds() + if is_known { tokens / tokens_per_s } else { 0.0 * tokens };
+        let seconds = self.seconds() + speed.map_or(0.0 * tokens, |speed| tokens / speed);
         self.steps.push(Step {
             step,
             loss: finite(loss),
             lr: finite(lr),
             grad_norm: finite(grad_norm),
-            tokens_per_s: if is_known { tokens_per_s } else { f64::NAN },
+            tokens_per_s: speed.unwrap_or(f64::NAN),
             seconds,
         });
         self.validation.extend(metrics.val_loss.map(|loss| [step.into(), loss]));

@@ -271,7 +271,7 @@ fn values_that_are_not_finite_are_gaps() {
     write_run(&path, "fst", 30, 30, |metrics| {
         if metrics.step > 10 {
             (metrics.loss, metrics.grad_norm, metrics.tokens_per_s, metrics.lr) =
-                (f32::NAN, f32::NAN, 0.0, 0.0);
+                (f32::NAN, f32::NAN, [0.0, 5e-324, 1e300][metrics.step as usize % 3], 0.0);
         }
         if metrics.step == 20 {
             metrics.flip_rate = Some(0.0);
@@ -296,6 +296,9 @@ fn values_that_are_not_finite_are_gaps() {
     let drawn: String =
         page.split(" d=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
+    for absurd in ["10³⁰⁰", "no plot against time"] {
+        assert!(!text.contains(absurd), "{absurd}: {text}");
+    }
 }
 
 /// Markup in every file and name that reaches the page.

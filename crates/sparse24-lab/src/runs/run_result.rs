@@ -106,9 +106,9 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
             let problem = format!("lacks step {number} before step {}", step.step);
             return Err(again(Error::file(&metrics, problem)));
         }
-        if step.tokens_per_s.is_finite() && step.tokens_per_s > 0.0 {
-            rates.push(step.tokens_per_s);
-            seconds += tokens(step.step) / step.tokens_per_s;
+        if let Some(speed) = step.speed() {
+            rates.push(speed);
+            seconds += tokens(step.step) / speed;
         }
         if let (Some(rate), Some(layers)) = (step.flip_rate, step.flip_rate_per_layer.take()) {
             samples.push(Sample { step: step.step, phase: step.phase, rate, layers });

@@ -172,6 +172,17 @@ impl Checkpoint {
             self.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
         let masks: BTreeMap<_, _> =
             self.masks.iter().map(|(name, mask)| (name.as_str(), mask.shape())).collect();
+        let State { total_steps, seed, config, .. } = &self.state;
+        for (name, value, key) in
+            [("total_steps", u64::from(*total_steps), "steps"), ("seed", *seed, "seed")]
+        {
+            let other = |recorded: &&String| **recorded != value.to_string();
+            if let Some(recorded) = config.get(key).filter(other) {
+                return Some(format!(
+                    "its {STATE} has {name} {value}, but {key} = {recorded} in its config"
+                ));
+            }
+        }
         let mut seen = BTreeSet::new();
         for tensor in self.stored() {
             let Stored { file, prefix, name, shape, data } = &tensor;

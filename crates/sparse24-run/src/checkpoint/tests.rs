@@ -180,7 +180,15 @@ fn the_manifest_proves_itself() {
 #[test]
 fn contents_that_contradict_each_other_are_refused() {
     type Change = fn(&mut Checkpoint);
-    let changes: [(Change, &str); 2] = [
+    let changes: [(Change, &str); 4] = [
+        (
+            |checkpoint| drop(checkpoint.state.config.insert("steps".into(), "7".into())),
+            "has total_steps 60, but steps = 7 in its config",
+        ),
+        (
+            |checkpoint| drop(checkpoint.state.config.insert("seed".into(), "7".into())),
+            "has seed 18446744073709551615, but seed = 7 in its config",
+        ),
         (
             |checkpoint| checkpoint.masks[0].0 = "nobody".into(),
             "the mask \"nobody\" has shape [16, 8], its weight is missing",

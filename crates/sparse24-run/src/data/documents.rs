@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::{
     Tokenizer,
@@ -179,11 +179,15 @@ impl<'a> Documents<'a> {
                 Ok(_) if line.len() > LARGEST => {
                     return refuse(format!("is longer than {} MiB", LARGEST >> 20));
                 }
-                Ok(_) if line.trim_ascii().is_empty() => continue,
                 Ok(_) => {}
                 Err(e) => return refuse(e.to_string()),
             }
-            let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
+            let mark = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| number == 1);
+            let line = mark.unwrap_or(&line).trim_ascii_end();
+            if line.trim_ascii_start().is_empty() {
+                continue;
+            }
+            let mut json = serde_json::Deserializer::from_slice(line);
             let found = Member(self.field).deserialize(&mut json);
             match found.and_then(|found| json.end().map(|()| found)) {
                 Ok(Some(text)) => {
@@ -224,7 +228,9 @@ impl<'de> Visitor<'de> for Member<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
         while let Some(key) = map.next_key::<String>()? {
-            if key == self.0 {
+            if key == self.0 && found.is_some() {
+                return Err(A::Error::custom(format_args!("two fields `{key}`, expected one")));
+            } else if key == self.0 {
                 found = Some(map.next_value::<Option<String>>()?.unwrap_or_default());
             } else {
                 map.next_value::<IgnoredAny>()?;

@@ -63,6 +63,14 @@ pub struct StepMetrics {
     pub skipped: Option<String>,
 }
 
+impl StepMetrics {
+    /// Training tokens per second, if they are known and any machine could have that speed.
+    #[must_use]
+    pub fn speed(&self) -> Option<f64> {
+        Some(self.tokens_per_s).filter(|speed| (1e-6..=1e15).contains(speed))
+    }
+}
+
 /// Sample of the instruments of masks and sampled gradients (`run.instrument_every`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -100,6 +100,8 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         "the dog\nthe dog sees a cat and a dog and a cat and a dog and a cat today\n",
     );
     place.write("one", "der Hund\n");
+    place.write("endless", ["the dog\n", &"\0".repeat(2 << 20)].concat());
+    place.write("binary", b"the dog\n\xff");
     for (line, code, pattern) in [
         ("translate run --input one", 3, "run does not translate"),
         (
@@ -108,7 +110,9 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
             "long: line 2: has * tokens, but the model reads at most 15",
         ),
         ("translate en-de --input none", 3, "none: cannot be read as text"),
-        ("translate en-de --input long --bleu one", 3, "one: has 1 lines, but long has 2"),
+        ("translate en-de --input endless", 3, "endless: line 2: is longer than 1 MiB"),
+        ("translate en-de --input binary", 3, "binary: line 2: *UTF-8"),
+        ("translate en-de --input long --bleu one", 3, "one: has 1 line, but long has 2"),
         ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
         ("translate en-de --input one --out ./one", 2, "--out: would replace one"),
         ("translate en-de --input long --bleu one --out one", 2, "--out: would replace one"),

@@ -156,6 +156,7 @@ fn damaged_files_are_refused_with_the_place() {
         ("d.jsonl", good[..good.len() - 3].to_vec(), "line 2: EOF"),
         ("e.jsonl", b"[\"text\"]".to_vec(), "line 1: *expected an object"),
         ("f.jsonl", b"{\"text\": \"a\"} b".to_vec(), "line 1: trailing"),
+        ("t.jsonl", br#"{"text": "a", "text": "b"}"#.to_vec(), "line 1: two fields `text`"),
         ("g.jsonl.zst", long_line, "line 1: is longer than 64 MiB"),
         ("h.jsonl.zst", zst(&good)[..20].to_vec(), "line 1: "),
         ("i.zst", cut[..cut.len() - 9].to_vec(), "cannot be decompressed"),
@@ -186,6 +187,9 @@ fn damaged_files_are_refused_with_the_place() {
             ("s.parquet", b"PAR1 and no more".to_vec(), "its end is missing"),
         ]);
     }
+    let marked = [b"\xef\xbb\xbf", &good[..]].concat();
+    let read = |bytes: &[u8]| ids("u.jsonl", bytes, None, TokenizerKind::Byte).unwrap();
+    assert_eq!(read(&marked), read(&good));
     for (name, bytes, expected) in table {
         let message = ids(name, &bytes, None, TokenizerKind::Byte).unwrap_err().to_string();
         let mut rest = message.as_str();
