@@ -144,7 +144,12 @@ impl From<clap::Error> for Failure {
             };
             let meant = match found.trim_start_matches('-') {
                 "resume" => Some("the command `sparse24 resume RUN`".to_owned()),
-                "preset" => Some("the key `preset` of [base] in the file of a study".to_owned()),
+                "preset" if name == Some("study") => {
+                    Some("the key `preset` of [base] in the file of a study".to_owned())
+                }
+                "preset" if name == Some("resume") => {
+                    Some("`--set KEY=VALUE`, since a run keeps its preset".to_owned())
+                }
                 name => OPTIONS
                     .iter()
                     .find(|(option, names)| {

@@ -88,7 +88,7 @@ pub(super) fn from_table(table: Table) -> Result<Config, Error> {
 }
 
 /// Settings, and their names in nanoGPT, in Hugging Face's GPT-2 and in its `Trainer`.
-const ELSEWHERE: [(&str, &str); 27] = [
+const ELSEWHERE: [(&str, &str); 28] = [
     ("model.layers", "n_layer num_hidden_layers"),
     ("model.heads", "n_head num_attention_heads"),
     ("model.d_model", "n_embd hidden_size"),
@@ -97,6 +97,7 @@ const ELSEWHERE: [(&str, &str); 27] = [
     ("model.activation", "hidden_act activation_function"),
     ("model.dropout", "resid_pdrop hidden_dropout_prob"),
     ("model.activation_checkpointing", "gradient_checkpointing"),
+    ("optimizer.name", "optim"),
     ("optimizer.learning_rate", "lr"),
     ("optimizer.min_learning_rate", "min_lr"),
     ("optimizer.schedule", "lr_scheduler_type"),
@@ -118,14 +119,27 @@ const ELSEWHERE: [(&str, &str); 27] = [
     ("run.keep_last", "save_total_limit"),
 ];
 
+/// What to use instead of a setting of other programs that is none here.
+const INSTEAD: [(&str, &str); 5] = [
+    ("the option --out DIR", "out_dir output_dir"),
+    ("the option --init-from PATH, or `sparse24 resume RUN`", "init_from model_name_or_path"),
+    ("`sparse24 resume RUN`", "resume resume_from_checkpoint"),
+    ("metrics.jsonl, which has every step", "log_every log_interval logging_steps"),
+    ("the option --tensorboard", "wandb_log report_to"),
+];
+
+/// The row of a table that has this name of another program.
+fn named_elsewhere(table: &[(&'static str, &str)], name: &str) -> Option<&'static str> {
+    let has = |names: &str| names.split(' ').any(|other| other == name);
+    table.iter().find(|(_, names)| has(names)).map(|(here, _)| *here)
+}
+
 /// The key that is meant by its last word alone or by its name in another program; `-` stands for
 /// `_`.
 #[must_use]
 pub fn meant(name: &str) -> Option<String> {
     let name = name.replace('-', "_");
-    let is_elsewhere = |(_, names): &&(&str, &str)| names.split(' ').any(|other| other == name);
-    let elsewhere = ELSEWHERE.iter().find(is_elsewhere).map(|(key, _)| (*key).to_owned());
-    elsewhere.or_else(|| {
+    named_elsewhere(&ELSEWHERE, &name).map(str::to_owned).or_else(|| {
         let keys = dotted(table_of(&Config::default())).into_keys();
         let mut keys = keys.filter(|key| key.rsplit('.').next() == Some(&name));
         keys.next().filter(|_| keys.next().is_none())
@@ -153,11 +167,18 @@ pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(),
             let known: Vec<_> = base.keys().map(String::as_str).collect();
             let section = if prefix.is_empty() { ROOT } else { prefix };
             return Err(renamed::refusal(&dotted).unwrap_or_else(|| {
-                let meant = meant(&key).filter(|meant| *meant != dotted);
-                meant.map_or_else(
-                    || unknown(section, &key, known.iter().copied()),
-                    |meant| Error::setting(&dotted, format!("is not known; did you mean {meant}?")),
-                )
+                let mut meant = meant(&key).filter(|meant| *meant != dotted);
+                if value.is_table() {
+                    meant = meant.and_then(|key| key.split('.').next().map(str::to_owned));
+                }
+                let instead = named_elsewhere(&INSTEAD, &key);
+                match instead
+                    .map(|instead| format!("is no setting; use {instead}"))
+                    .or_else(|| meant.map(|meant| format!("is not known; did you mean {meant}?")))
+                {
+                    Some(problem) => Error::setting(&dotted, problem),
+                    None => unknown(section, &key, known.iter().copied()),
+                }
             }));
         }
         match (&mut base[&key], value) {
@@ -217,7 +238,8 @@ pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
     if key == "preset" {
         return Err(Error::setting(
             key,
-            "a preset comes before the settings; choose it with --preset",
+            "a preset comes before the settings, and a run keeps its own; choose it with \
+                `train --preset`, and change other keys here",
         ));
     }
     // Sections do not nest: all but the last of several dots belong to an unknown name.

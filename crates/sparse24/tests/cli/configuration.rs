@@ -58,7 +58,13 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
         ("per_device_train_batch_size=6", "batch.size"),
         ("weight_decay=0", "optimizer.weight_decay"),
         ("optimizer.layers=3", "model.layers"),
-        ("preset=gpt2-124m", "--preset"),
+        ("preset=gpt2-124m", "`train --preset`"),
+        ("optim=adamw_torch", "optimizer.name"),
+        ("optim.lr=1", "did you mean optimizer?"),
+        ("out_dir=out", "--out"),
+        ("init_from=gpt2", "--init-from*sparse24 resume"),
+        ("run.log_every=10", "metrics.jsonl"),
+        ("wandb_log=true", "--tensorboard"),
         // Former names.
         ("model.width=8", "model.d_model"),
         ("half.ratio=1", "method.d_ff_ratio"),
@@ -137,7 +143,7 @@ fn a_wrong_setting_is_refused_with_its_key_and_value() {
     ] {
         let set: String = settings.split(' ').map(|setting| format!(" --set {setting}")).collect();
         let key = settings.split(['=', ' ']).next().unwrap();
-        let key = key.strip_suffix(".low").unwrap_or(key);
+        let key = key.strip_suffix(".low").or(key.strip_suffix(".lr")).unwrap_or(key);
         place.refuses(&format!("config{set}"), 2, &format!("{key}: *{pattern}"));
     }
 }
@@ -156,6 +162,7 @@ fn a_wrong_flag_is_refused() {
         ("train --start=x", "unexpected argument '--start'"),
         ("train --resume runs/x", "--resume*sparse24 resume RUN"),
         ("resume runs/x --steps 3", "--steps*`--set steps=VALUE`"),
+        ("resume runs/x --preset gpt2-124m", "--preset*keeps its preset"),
         ("sample run --tokens -1", "'-1'*--tokens*whole number of 0"),
         ("lambda-search --out s --candidates a", "'a'*--candidates*expected a number"),
         ("estimate --steps -5", "steps*-5"),
