@@ -25,13 +25,10 @@ pub(crate) struct Folder {
 }
 
 /// Dotted keys and TOML values.
-pub(crate) type Settings = BTreeMap<String, String>;
+pub type Settings = BTreeMap<String, String>;
 
 /// The first key whose values differ, with both values.
-pub(crate) fn difference<'a>(
-    a: &'a Settings,
-    b: &'a Settings,
-) -> Option<(&'a str, [Option<&'a str>; 2])> {
+pub fn difference<'a>(a: &'a Settings, b: &'a Settings) -> Option<(&'a str, [Option<&'a str>; 2])> {
     let key = a.keys().chain(b.keys()).find(|key| a.get(*key) != b.get(*key))?;
     Some((key, [a, b].map(|settings| settings.get(key).map(String::as_str))))
 }
