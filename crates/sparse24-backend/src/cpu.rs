@@ -123,9 +123,10 @@ impl Backend for CpuBackend {
             Arithmetic::Bf16 => "bf16 activations and operands, f32 sums",
         };
         let (threads, simd) = (sparse24_cpu::threads(), Simd::detect());
+        let plural = if threads == 1 { "" } else { "s" };
         Device {
             backend: "cpu",
-            description: format!("{threads} threads, {simd}, {arithmetic}"),
+            description: format!("{threads} thread{plural}, {simd}, {arithmetic}"),
             sparse_products: "computed without the pruned values",
         }
     }

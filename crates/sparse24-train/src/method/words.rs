@@ -196,8 +196,8 @@ impl Method {
     pub fn refresh_words(&self) -> String {
         match self.refresh {
             _ if self.phases.iter().all(|phase| phase.mask().is_none()) => String::new(),
-            Refresh::EachStep => "each step".to_owned(),
-            Refresh::Every(interval) => format!("every {interval} steps"),
+            Refresh::Every(interval) if interval.get() > 1 => format!("every {interval} steps"),
+            _ => "each step".to_owned(),
         }
     }
 
