@@ -84,7 +84,7 @@ pub(crate) fn replace(
     let is_read =
         disk::open(out).is_ok_and(|(file, _)| file.take(1 << 14).read_to_end(&mut start).is_ok());
     if disk::exists(out) && !(is_read && is_ours(&String::from_utf8_lossy(&start))) {
-        let problem = format!("exists and is not a {kind}; name another file, or remove it");
+        let problem = format!("exists and is not a {kind}; remove it, or name another with --out");
         return Err(Error::file(out, problem));
     }
     disk::write_atomically(out, text.as_bytes())
@@ -135,7 +135,11 @@ fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
     }
     let known = figures.iter().map(|figure| figure.id).chain(has_steps.then_some(QUICKSTART));
     let known = known.collect::<Vec<_>>().join(", ");
-    let problem = format!("the report has no figure {name:?}; it has: {known}");
+    let it_has = match known.as_str() {
+        "" => "none, since metrics.jsonl has no step",
+        known => known,
+    };
+    let problem = format!("the report has no figure {name:?}; it has: {it_has}");
     Err(Error::setting("figure", problem))
 }
 

@@ -223,6 +223,11 @@ pub(crate) const UNSET: [(&str, &str); 36] = [
     ("method.d_ff_ratio", "\"1/2\""),
 ];
 
+/// How to get back the configuration of a run.
+pub(crate) const RESTORE: &str = "start the first command of its provenance.json with another \
+    --out, stop it, and copy config.toml from there; a resume then names each difference from the \
+    checkpoint";
+
 fn sets(settings: &[String], key: &str) -> bool {
     settings.iter().filter_map(|setting| setting.split_once('=')).any(|(set, _)| set.trim() == key)
 }
@@ -321,6 +326,9 @@ impl Config {
             Self::checked(table)
         };
         read().map_err(|error: Error| match error {
+            Error::Setting { problem, .. } if problem.starts_with("missing field") => {
+                Error::file(path, format!("is incomplete, perhaps cut off: {problem}; {RESTORE}"))
+            }
             Error::Setting { .. } => Error::file(path, error.to_string()),
             other => other,
         })

@@ -151,8 +151,8 @@ pub enum Error {
     },
     /// More than `run.skip_limit` steps had a loss or gradients that are not finite.
     #[error(
-        "step {step}: {what}, and {skipped} steps were skipped already, the most that \
-            run.skip_limit allows; training stopped before the update, {}",
+        "step {step}: {what}, after as many skipped steps as run.skip_limit allows \
+            ({skipped}); training stopped before the update, {}",
         consequence(*kept)
     )]
     SkipLimit {
@@ -329,6 +329,15 @@ impl Error {
             }
             other => other,
         }
+    }
+
+    /// An [`Error::File`] with more words, whole: a command that is cut is of no use.
+    #[must_use]
+    pub(crate) fn advising(mut self, advice: &str) -> Self {
+        if let Self::File { problem, .. } = &mut self {
+            *problem += advice;
+        }
+        self
     }
 
     /// [`Error::Io`].

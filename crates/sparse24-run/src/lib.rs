@@ -31,6 +31,8 @@ pub mod run;
 pub mod task;
 mod tensors;
 pub mod translation;
+mod word;
 
 pub use error::Error;
 pub use sparse24_train::ErrorKind;
+pub use word::word;

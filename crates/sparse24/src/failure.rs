@@ -34,6 +34,8 @@ pub(crate) enum Exit {
     Peer = 7,
     /// Ranks of the run hold different weights.
     Disagreement = 8,
+    /// `resume` of a directory that `train` would start a run in.
+    NoRun = 9,
     /// A bug in sparse24: an operation was called with operands that do not fit.
     Defect = 70,
     /// Stopped by SIGHUP with all work saved; 128 + signal, as in a shell.

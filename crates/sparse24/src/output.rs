@@ -6,7 +6,6 @@
 use std::{
     fmt,
     io::{self, ErrorKind, IsTerminal, Write},
-    path::Path,
     sync::LazyLock,
 };
 
@@ -85,18 +84,8 @@ pub(crate) fn note_outside(key: &str, path: &str) {
     }
 }
 
-/// Quotes a path as one word for a shell.
-pub(crate) fn word(path: &Path) -> String {
-    let text = one_line(&path.display().to_string());
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,=@%:".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
 pub(crate) use sparse24_lab::counted;
+pub(crate) use sparse24_run::word;
 
 /// `println!` through [`line()`]; returns from the function on failure.
 macro_rules! say {
@@ -118,18 +107,5 @@ mod tests {
             printable("a\tb\n\u{1b}[31m\u{9b}\u{202e}é"),
             "a\tb\n\u{fffd}[31m\u{fffd}\u{fffd}é"
         );
-    }
-
-    #[test]
-    fn a_path_is_quoted_only_where_needed() {
-        for (path, expected) in [
-            ("runs/a-1", "runs/a-1"),
-            ("a b", "'a b'"),
-            ("it's", r"'it'\''s'"),
-            ("$x", "'$x'"),
-            ("", "''"),
-        ] {
-            assert_eq!(word(Path::new(path)), expected);
-        }
     }
 }

@@ -14,6 +14,7 @@ use sparse24_run::{
     Error,
     config::Config,
     data::TokenizerKind,
+    disk,
     interchange::Format,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Resume, Run, RunDirectory,
@@ -96,7 +97,9 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
     let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
     let mut config = args.configure.resolve_over(&given)?;
-    if let Some(out) = args.out.as_ref().filter(|out| args.resume_or_start && has_begun(out)) {
+    if let Some(out) = args.out.as_ref().filter(|_| args.resume_or_start)
+        && has_begun(out)?
+    {
         check_settings(args, &config, out)?;
         return resume(out, &Resume::default(), &args.reporting, member);
     }
@@ -229,6 +232,14 @@ pub(crate) fn resume(
     reporting: &Reporting,
     member: Member,
 ) -> Result<(), Failure> {
+    if !has_begun(path)? && RunDirectory::check_free(path).is_ok() {
+        let path = word(path);
+        let problem = format!(
+            "{path}: there is no run yet, as there is no config.toml; `sparse24 train --out \
+             {path}` starts one, and with --resume-or-start also resumes it"
+        );
+        return Err(Failure::new(Exit::NoRun, problem));
+    }
     // For the thread count; the run reads its configuration again under its lock.
     let config = run_config(path)?.with_settings(&how.settings)?;
     on_threads(member.threads(config.backend.threads), || {
@@ -256,6 +267,8 @@ pub(crate) fn finish(
     let config = run.config().clone();
     note_start(&run, &config);
     run.interrupt_on(signals.any());
+    let (path, report) = (run.path().to_owned(), run.path().join(report::FILE));
+    let keeps_report = run.has_lost_metrics() && keep_report(&run, &report)?;
     let has_events = tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
     let events = has_events.then(|| Events::create(run.path(), run.trainer().step())).transpose();
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
@@ -264,10 +277,10 @@ pub(crate) fn finish(
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
-    let report = run.path().join(report::FILE);
-    let written = report::write(&[run.path().to_owned()], &report);
+    let written = if keeps_report { Ok(()) } else { report::write(&[path], &report).map(drop) };
     if let Err(error) = &written {
-        note(format_args!("no report was written: {error}"));
+        let again = format_args!("`sparse24 report {}` writes one", word(run.path()));
+        note(format_args!("no report was written: {error}; {again}"));
     }
     let report = written.is_ok().then_some(report);
     match ended? {
@@ -282,6 +295,23 @@ pub(crate) fn finish(
             Err(Failure::new(exit, format!("{sentence}; {next}")))
         }
     }
+}
+
+/// Keeps a report that shows metrics which the run has lost; whether it is to stay in its place,
+/// since no step remains to be reported.
+fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
+    if !disk::exists(report) {
+        return Ok(false);
+    }
+    let is_finished = run.trainer().step() >= run.config().steps;
+    let (aside, mut name) = disk::numbered(report);
+    if is_finished {
+        name = report::FILE.to_owned();
+    } else {
+        disk::rename(report, &aside)?;
+    }
+    note(format_args!("the report, which shows the lost metrics, is kept as {name}"));
+    Ok(is_finished)
 }
 
 /// Prints what will be trained, on what, and with which settings.

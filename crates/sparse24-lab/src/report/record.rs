@@ -15,7 +15,7 @@ use sparse24_run::{
     Error,
     config::{Config, ModelKind, dotted, table_of},
     disk,
-    run::{Instruments, MetricsLog, RunDirectory, StepMetrics},
+    run::{Instruments, MetricsLog, RunDirectory, StepMetrics, has_begun},
 };
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
@@ -82,8 +82,10 @@ impl Record {
     /// Reads a run directory.
     ///
     /// # Errors
-    /// [`Error::File`] if `path` is not a directory or holds no file of a run.
+    /// [`Error::File`] if `path` is not a directory or holds no file of a run; [`Error::Io`] if the
+    /// system does not show it.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
+        has_begun(path)?;
         if !path.is_dir() {
             return Err(RunDirectory::missing(path));
         }

@@ -33,7 +33,7 @@ use sparse24_train::{
 /// # Errors
 /// [`Error::File`] for a directory without a run or a damaged configuration; [`Error::Io`].
 pub fn run_config(run: &Path) -> Result<Config, Error> {
-    if has_config(run) {
+    if has_config(run)? {
         let _confined = disk::confine(run)?;
         return Config::read(&run.join(CONFIG));
     }
@@ -42,7 +42,7 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
         .ancestors()
         .skip(1)
         .take(2)
-        .find(|path| !path.as_os_str().is_empty() && has_config(path));
+        .find(|path| !path.as_os_str().is_empty() && matches!(has_config(path), Ok(true)));
     Err(around.map_or_else(
         || without_config(run),
         |around| {
@@ -53,8 +53,10 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
 }
 
 /// Whether a directory holds a run that a resume would continue.
-#[must_use]
-pub fn has_begun(run: &Path) -> bool {
+///
+/// # Errors
+/// [`Error::Io`] where the system does not show it.
+pub fn has_begun(run: &Path) -> Result<bool, Error> {
     has_config(run)
 }
 

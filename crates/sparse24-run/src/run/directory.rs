@@ -5,12 +5,13 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     path::{Path, PathBuf},
 };
 
 use crate::{
     Error, checkpoint,
+    config::RESTORE,
     disk::{self, As, Confined, confine},
 };
 
@@ -21,7 +22,7 @@ pub(super) const PROVENANCE: &str = "provenance.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const METRICS: &str = "metrics.jsonl";
 pub(super) const CHECKPOINTS: &str = "checkpoints";
-const LOG: &str = "log.txt";
+pub(super) const LOG: &str = "log.txt";
 /// The search that `train --lambda auto` makes before the run starts.
 pub(super) const SEARCH: &str = "lambda-search";
 /// Files that a start writes before the configuration.
@@ -104,11 +105,12 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::File`] if it is not a run directory or is in use; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self, Error> {
+        let has_config = has_config(path)?;
         if !path.is_dir() {
             return Err(Self::missing(path));
         }
         let confined = confine(path)?;
-        if !has_config(path) {
+        if !has_config {
             return Err(without_config(path));
         }
         let opened = Self { path: path.to_owned(), _lock: lock(path)?, confined };
@@ -179,8 +181,16 @@ impl RunDirectory {
 }
 
 /// Whether a directory has the configuration of a run, which is never empty.
-pub(super) fn has_config(path: &Path) -> bool {
-    fs::metadata(path.join(CONFIG)).is_ok_and(|file| file.is_file() && file.len() > 0)
+///
+/// # Errors
+/// [`Error::Io`] where the system does not show it.
+pub(super) fn has_config(path: &Path) -> Result<bool, Error> {
+    let config = path.join(CONFIG);
+    match fs::metadata(&config) {
+        Ok(file) => Ok(file.is_file() && file.len() > 0),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(e) => Err(Error::io("read", config, e)),
+    }
 }
 
 /// The error for a directory without a configuration; a run that has lost it can get it back.
@@ -188,16 +198,11 @@ pub(super) fn without_config(path: &Path) -> Error {
     if !path.join(PROVENANCE).is_file() {
         return Error::file(path, format!("is not a run directory: it holds no {CONFIG}"));
     }
-    let problem = format!(
-        "is a run that has lost its {CONFIG}; start the first command of its {PROVENANCE} with \
-         another --out, stop it, and copy {CONFIG} from there; a resume then names each difference \
-         from the checkpoint"
-    );
-    Error::file(path, problem)
+    Error::file(path, format!("is a run that has lost its {CONFIG}; {RESTORE}"))
 }
 
 fn occupied_by(path: &Path, name: &str) -> Error {
-    if path.join(PROVENANCE).is_file() && !has_config(path) {
+    if path.join(PROVENANCE).is_file() && matches!(has_config(path), Ok(false)) {
         return without_config(path);
     }
     Error::file(

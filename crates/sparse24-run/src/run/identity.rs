@@ -13,11 +13,12 @@ use crate::{
     data::Tokenizer,
     task::Split,
     translation::PairSplit,
+    word::word,
 };
 use sparse24_train::{method::Method, trainer::Trainer};
 
 /// Key of the data.
-const DATA: &str = "data";
+pub(super) const DATA: &str = "data";
 /// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
@@ -181,13 +182,15 @@ pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
 }
 
 /// Refuses to continue a run with other settings or data, except those that the keys and sections
-/// `allowed` name; returns a notice for each accepted change.
+/// `allowed` name, with advice that completes the user's `command`; returns the key of each
+/// accepted change and a notice.
 pub(super) fn check(
     path: &Path,
     saved: &State,
     now: &State,
     allowed: &[String],
-) -> Result<Vec<String>, Error> {
+    command: impl FnOnce(&str) -> String,
+) -> Result<Vec<(String, String)>, Error> {
     let keys = || now.config.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
     let is_known = |name: &str| name == DATA || keys().any(|key| covers(name, key));
     if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
@@ -199,6 +202,9 @@ pub(super) fn check(
         return Err(Error::file(path, problem));
     }
     let mut differences = settings(&saved_settings(saved)?, &now.config);
+    // Without masked decay, its factor has no effect.
+    let decays = method(now)?.decay.lambda().is_some();
+    differences.retain(|difference| decays || difference.key != "method.lambda");
     let short = |fingerprint: Fingerprint| fingerprint.to_string()[..8].to_owned();
     if saved.dataset.fingerprint != now.dataset.fingerprint {
         let described =
@@ -224,25 +230,29 @@ pub(super) fn check(
     let is_accepted = |d: &Difference| d.fits && allowed.iter().any(|name| covers(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
     if refused.is_empty() {
-        return Ok(accepted
-            .into_iter()
-            .map(|Difference { was, is, .. }| {
-                format!("the run continues with {is} instead of {was}")
-            })
-            .collect());
+        let notice = |Difference { key, was, is, .. }| {
+            (key, format!("the run continues with {is} instead of {was}"))
+        };
+        return Ok(accepted.into_iter().map(notice).collect());
     }
     let all = |field: fn(&Difference) -> &str| refused.iter().map(field).collect::<Vec<_>>();
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
-    let advice = if refused.iter().all(|d| d.fits) {
-        format!(
-            "; undo the change, accept it with `sparse24 resume {} --allow {}`, or start a new run",
-            path.ancestors().nth(2).unwrap_or(path).display(),
-            all(|d| &d.key).join(" --allow ")
-        )
-    } else {
-        ", which its moments or weights do not fit; undo that, or start a new run".to_owned()
+    let problem = format!("was saved with {was}, but the run now has {is}");
+    if !refused.iter().all(|d| d.fits) {
+        let advice = "which its moments or weights do not fit; undo that, or start a new run";
+        return Err(Error::file(path, format!("{problem}, {advice}")));
+    }
+    let undo = |d: &Difference| {
+        let value = d.was.strip_prefix(&d.key)?.strip_prefix(" = ")?;
+        Some(format!("--set {}", word(format!("{}={value}", d.key))))
     };
-    Err(Error::file(path, format!("was saved with {was}, but the run now has {is}{advice}")))
+    let undo: Option<Vec<_>> = refused.iter().map(undo).collect();
+    let undo = undo.map_or(String::new(), |undo| format!(" with `{}`", undo.join(" ")));
+    let allow = format!("--allow {}", all(|d| &d.key).join(" --allow "));
+    Err(Error::file(path, problem).advising(&format!(
+        "; undo the change{undo}, accept it with `{}`, or start a new run",
+        command(&allow)
+    )))
 }
 
 /// Whether a name is this key or its section.

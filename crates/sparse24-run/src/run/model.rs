@@ -11,9 +11,9 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
-    MetricsLog,
+    Log, MetricsLog,
     components::{RunData, data_of, new_trainer, run_config},
-    directory::{CHECKPOINTS, CONFIG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
+    directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, no_dataset, of_same_data, of_tokenizer},
     metrics::best,
     snapshot::{ends, restore, scale, take_average},
@@ -62,7 +62,7 @@ impl Model {
     /// [`Error::File`] for a run without evaluations or without that checkpoint; errors of
     /// [`Self::read`].
     pub fn read_best(run: &Path) -> Result<Self, Error> {
-        if !run.join(CONFIG).is_file() {
+        if !has_config(run)? {
             return Err(Error::file(
                 run,
                 "is not a run directory; only a run has a best checkpoint",
@@ -300,8 +300,8 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
 fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
     if checkpoint::step_of(path).is_some() {
         let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
-        let run = absolute.ancestors().nth(2).filter(|run| run.join(CONFIG).is_file());
-        return match run {
+        let run = absolute.ancestors().nth(2).unwrap_or(&absolute);
+        return match has_config(run)?.then_some(run) {
             Some(run) if path.is_dir() => Ok((run.to_owned(), confine(run)?, absolute.clone())),
             Some(_) => Err(Error::file(path, "does not exist, expected a checkpoint of the run")),
             None => Err(Error::file(
@@ -310,7 +310,7 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
             )),
         };
     }
-    if !has_config(path) {
+    if !has_config(path)? {
         if path.join(PROVENANCE).is_file() {
             return Err(without_config(path));
         }
@@ -332,6 +332,12 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
             let problem = format!("its newest checkpoint {refused} is damaged ({error}); {advice}");
             Err(Error::file(path, problem))
         }
-        (None, None) => Err(Error::file(path, "has no checkpoint yet")),
+        (None, None) => {
+            let problem = match Log::reports_save(&path.join(LOG)) {
+                true => "has lost the checkpoints that its log.txt names; restore its checkpoints/",
+                false => "has no checkpoint yet",
+            };
+            Err(Error::file(path, problem))
+        }
     }
 }

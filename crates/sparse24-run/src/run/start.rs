@@ -9,7 +9,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
-    identity::{self, identity},
+    identity::{self, DATA, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
     metrics::best,
@@ -23,14 +23,16 @@ use super::{
 use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
-    config::{Config, NEUTRAL},
+    config::{Config, NEUTRAL, dotted, table_of},
     data::Tokenizer,
     disk,
     processor::on_configured,
+    word::word,
 };
 use sparse24_train::{
     backend::Plans,
     group::{Group, Solo},
+    method::Method,
     trainer::Trainer,
 };
 
@@ -55,6 +57,20 @@ pub struct Resume {
     pub allow: Vec<String>,
     /// Settings that change from here on, each `key=value`; they are allowed.
     pub settings: Vec<String>,
+}
+
+impl Resume {
+    /// The command that resumes a run so, with more words.
+    pub(super) fn command(&self, path: &Path, more: &str) -> String {
+        let mut command = format!("sparse24 resume {}", word(path));
+        if self.damaged == Damaged::FallBack {
+            command += " --fall-back";
+        }
+        for (option, values) in [("--set", &self.settings), ("--allow", &self.allow)] {
+            values.iter().for_each(|value| command += &format!(" {option} {}", word(value)));
+        }
+        format!("{command} {more}")
+    }
 }
 
 /// Treatment of a damaged newest checkpoint.
@@ -214,29 +230,29 @@ impl Run {
     ) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let mut config = run_config(directory.path())?;
-        let mut allow = how.allow.clone();
-        let mut changed = BTreeMap::new();
+        let before = values(&config);
+        let mut asked = Vec::new();
         if !how.settings.is_empty() {
             config = config.with_settings(&how.settings)?;
             make_absolute(&mut config)?;
             let keys = how.settings.iter().filter_map(|setting| setting.split_once('='));
-            let keys = keys.flat_map(|(key, _)| match key {
-                "data.path" => vec!["data"],
-                // Another method brings its own lambda.
-                "method.name" => vec![key, "method.lambda"],
-                _ => vec![key],
-            });
-            changed =
-                keys.filter_map(|key| Some((key.to_owned(), decided(&config, key)?))).collect();
-            allow.extend(changed.keys().cloned());
+            asked.extend(keys.map(|(key, _)| match key.trim() {
+                "data.path" => DATA.to_owned(),
+                key => key.to_owned(),
+            }));
         }
+        let now = values(&config);
+        let mut changed = now.clone();
+        changed.retain(|key, value| before.get(key) != Some(value));
+        // Another method brings its own lambda.
+        asked.extend(changed.keys().cloned());
         // The process may have died before a checkpoint had what an earlier resume changed.
         let starts = Provenance::readable(&directory.provenance())?;
         let earlier: BTreeMap<_, _> = starts.into_iter().flat_map(|start| start.changed).collect();
-        let earlier = earlier
-            .into_iter()
-            .filter(|(key, value)| decided(&config, key).as_ref() == Some(value));
-        allow.extend(earlier.map(|(key, _)| key));
+        let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
+        let mut allow: Vec<_> = earlier.map(|(key, _)| key).chain(asked.iter().cloned()).collect();
+        allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
+        allow.extend_from_slice(&how.allow);
         announce(&config);
         let data = data_of(directory.path(), &config)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
@@ -244,9 +260,8 @@ impl Run {
         {
             let advice = match latest.checkpoint {
                 Some(_) => format!(
-                    "restore it, or continue from the one before it with `sparse24 resume {} \
-                        --fall-back`",
-                    path.display()
+                    "restore it, or continue from the one before it with `{}`",
+                    how.command(path, "--fall-back")
                 ),
                 None => "no other is intact either: restore one, or start a new run".to_owned(),
             };
@@ -267,34 +282,39 @@ impl Run {
             .map(|(_, error)| format!("skipped a damaged checkpoint: {error}"))
             .collect();
         let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
-        let mut measured_anew_after = None;
+        let (mut measured_anew_after, mut differs) = (None, false);
         let initial = match latest.checkpoint {
             Some(path) => {
                 let mut checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
                 let mut now = identity(&config, &data, &trainer);
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
-                notices.extend(identity::check(&path, &checkpoint.state, &now, &allow)?);
+                let State { step, total_steps, .. } = checkpoint.state;
+                if config.steps != total_steps && config.steps <= step {
+                    let problem = format!(
+                        "has done step {step} of {total_steps}, but the run now has steps = {}; \
+                            undo that with `--set steps={total_steps}`, or ask for more than {step}",
+                        config.steps
+                    );
+                    return Err(Error::file(&path, problem));
+                }
+                let command = |more: &str| how.command(directory.path(), more);
+                let accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
+                differs = accepted.iter().any(|(key, _)| asked.contains(key));
+                notices.extend(accepted.into_iter().map(|(_, notice)| notice));
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 notices.extend(raised_rate(&checkpoint.state, &config, trainer.recipe()));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }
-                let State { step, total_steps, .. } = checkpoint.state;
-                if config.steps != total_steps && config.steps <= step {
-                    let problem = format!(
-                        "has done {step} of {total_steps} steps, but the run now has steps = {}; \
-                            ask for more than {step}",
-                        config.steps
-                    );
-                    return Err(Error::file(&path, problem));
-                }
                 skipped = checkpoint.state.skipped_steps;
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
-                // Masks with the structure of another method are searched again.
-                let operands = trainer.recipe().method.pruned_operands();
+                // Masks with the structure of another method are searched again, and scales with
+                // them.
+                let method = &trainer.recipe().method;
+                let pruned = |of: &Method| (of.pruned_operands(), of.sparse_phase().forward);
                 if identity::method(&checkpoint.state)
-                    .is_ok_and(|saved| saved.pruned_operands() != operands)
+                    .is_ok_and(|saved| pruned(&saved) != pruned(method))
                 {
                     checkpoint.masks.clear();
                 }
@@ -327,15 +347,15 @@ impl Run {
                 let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
                 if due.nth(1).is_some() || last > 0 && Log::reports_save(&directory.log()) {
                     let problem = format!(
-                        "holds metrics of {last} steps but none of the checkpoints that it saved; \
-                            restore one, or start a new run"
+                        "holds metrics up to step {last}, but none of the checkpoints that it \
+                            saved in its folder checkpoints; restore one, or start a new run"
                     );
                     return Err(Error::file(path, problem));
                 }
                 if last > 0 {
                     let (aside, kept) = disk::numbered(&metrics);
                     disk::rename(&metrics, &aside)?;
-                    notices.push(format!("the metrics of {last} steps are kept as {kept}"));
+                    notices.push(format!("the metrics up to step {last} are kept as {kept}"));
                 }
                 Initial::Random
             }
@@ -375,10 +395,7 @@ impl Run {
         });
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
         let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
-        if config.steps == step
-            && !how.settings.is_empty()
-            && cut.last.as_ref().is_some_and(has_result)
-        {
+        if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
             let problem = format!("is finished, so other settings need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
         }
@@ -415,7 +432,7 @@ impl Run {
         let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
         let best = best(&before, run.path())?;
         let mut run = Self { best, notices, saved, former_ends, skipped, flip_counts, ..run };
-        (run.reference, run.finished) = (reference, finished);
+        (run.reference, run.finished, run.lost) = (reference, finished, last < step);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
             metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
@@ -460,6 +477,7 @@ impl Run {
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,
+            lost: false,
         }
     }
 }
@@ -469,14 +487,12 @@ fn is_of_head(name: &str) -> bool {
     ["pooler.", "classifier.", "score.", "qa_outputs."].iter().any(|head| name.starts_with(head))
 }
 
-/// The value of a key that decides bits; of `data` the path.
-fn decided(config: &Config, key: &str) -> Option<String> {
-    if key == "data" {
-        return Some(config.data.path.clone());
-    }
-    // What a checkpoint leaves out has its usual value.
-    let is_decisive = !NEUTRAL.contains(&key);
-    is_decisive.then(|| config.decisive().remove(key).unwrap_or_default())
+/// All settings as the provenance records them: `data` is the path.
+fn values(config: &Config) -> BTreeMap<String, String> {
+    let mut values = dotted(table_of(config));
+    values.remove("data.path");
+    values.insert(DATA.to_owned(), config.data.path.clone());
+    values
 }
 
 /// Makes the paths of a configuration absolute: a resume may run in another working directory.

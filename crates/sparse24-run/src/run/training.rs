@@ -60,6 +60,8 @@ pub struct Run {
     pub(super) reference: Option<FlipReference>,
     /// Metrics of the last step, if a resume found the run finished and unchanged.
     pub(super) finished: Option<StepMetrics>,
+    /// Whether metrics of steps before this start are lost.
+    pub(super) lost: bool,
 }
 
 /// Result of [`Run::train`].
@@ -100,6 +102,12 @@ impl Run {
     #[must_use]
     pub fn notices(&self) -> &[String] {
         &self.notices
+    }
+
+    /// Whether metrics of steps before this start are lost.
+    #[must_use]
+    pub fn has_lost_metrics(&self) -> bool {
+        self.lost
     }
 
     /// The resolved configuration.

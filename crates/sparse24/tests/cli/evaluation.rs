@@ -252,3 +252,31 @@ fn wrong_arguments_of_sample_are_refused() {
         place.refuses(&format!("sample run {arguments}"), 2, pattern);
     }
 }
+
+/// Losses that were measured differently are not compared.
+#[test]
+fn the_best_checkpoint_starts_anew_when_evaluations_change() {
+    let place = Place::new();
+    place.write("text", ["ab".repeat(1800), "aabb".repeat(100)].concat());
+    place.write("other", ["ab".repeat(1800), "bbaa".repeat(100)].concat());
+    for (at, change) in [
+        "data.path=other",
+        "data.validation_share=0.2 --allow data",
+        "run.eval_tokens=24",
+        "seed=9",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = format!("run{at}");
+        let settings = "--set run.eval_every=1 --set run.keep_best=true --method dense";
+        place.train(&run, settings);
+        let notes = place.notes(&format!("resume {run} --set {change} --set steps=14"));
+        assert!(notes.contains("only steps after 12 can have the best checkpoint"), "{notes}");
+        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
+        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
+        place.answer(&format!("resume {run} --set steps=15"));
+        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
+        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
+    }
+}

@@ -295,7 +295,7 @@ fn several_tasks_and_seeds_make_a_table() {
         (
             format!("{glue} --set optimizer.learning_rate=1.0"),
             3,
-            "was fine-tuned with other settings",
+            "was fine-tuned with optimizer.learning_rate = *, expected 1.0",
         ),
         (
             glue.replace("--init-from run", "--init-from second"),
@@ -316,7 +316,11 @@ fn several_tasks_and_seeds_make_a_table() {
     }
     let dev = place.read("glue/CoLA/dev.tsv");
     place.write("glue/CoLA/dev.tsv", dev.replacen("aa", "ab", 1));
-    place.refuses(glue, 3, "accept it with `sparse24 resume all/cola/seed-3 --allow data`");
+    place.refuses(
+        glue,
+        3,
+        "accept it with `sparse24 resume all/cola/seed-3 --fall-back --allow data`",
+    );
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";
     place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");

@@ -56,12 +56,12 @@ fn a_run_without_checkpoints_resumes_only_from_random_weights() {
     }
     let (end, metrics) = (place.saved("run", 12), place.read("run/metrics.jsonl"));
     place.rewind("run", [10, 12]);
-    place.refuses("resume run", 3, "run: *12 steps*checkpoints*new run");
+    place.refuses("resume run", 3, "run: *step 12*checkpoints*new run");
     assert_eq!(place.read("run/metrics.jsonl"), metrics, "nothing is lost");
     // As if it was killed before its first save.
     place.write("run/log.txt", "");
     let notes = place.notes("resume run");
-    assert!(notes.contains("the metrics of 12 steps are kept as metrics.1.jsonl"), "{notes}");
+    assert!(notes.contains("the metrics up to step 12 are kept as metrics.1.jsonl"), "{notes}");
     assert_eq!(place.read("run/metrics.1.jsonl"), metrics);
     assert!(place.saved("run", 12) == end);
     place.rewind("run", [10, 12]);
@@ -81,6 +81,8 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
     damage(12);
     let named = format!("run: *{}: *byte 100", file(12));
     place.refuses("resume run", 3, &format!("{named}*`sparse24 resume run --fall-back`"));
+    let line = "resume run --set steps=14 --allow data";
+    place.refuses(line, 3, &format!("{named}*`sparse24 {line} --fall-back`"));
     for line in ["eval run", "sample run", "export run out"] {
         let older = format!("{named}*name an older one, such as *{}", checkpoint("run", 10));
         place.refuses(line, 3, &older);
@@ -112,11 +114,13 @@ fn a_resume_changes_settings_from_there_on() {
     place.refuses("resume run --set model.d_model=32", 3, model);
     place.refuses("resume run --set modle.layers=2", 2, "modle");
     place.refuses("resume run --set steps", 2, "KEY=VALUE");
-    let notes = place.notes("resume run --set steps=14 --set run.keep_last=1");
+    let notes = place.notes("resume run --set steps=14 --set run.keep_last=1 --set seed=1337");
     let is_said = |what: &str| notes.lines().any(|line| line == what);
     assert!(is_said("the run continues with steps = 14 instead of steps = 12"), "{notes}");
     assert!(notes.contains("the learning rate rises from "), "{notes}");
-    assert!(is_said("from here on with steps=14, run.keep_last=1"), "{notes}");
+    assert!(is_said("from here on with steps=14, run.keep_last=1, seed=1337"), "{notes}");
+    let changed = |start: usize| place.value("run/provenance.json")[start]["changed"].clone();
+    assert_eq!(changed(1), json!({"steps": "14", "run.keep_last": "1"}));
     assert_eq!(place.metrics("run").len(), 14);
     assert!(place.read("run/config.toml").contains("steps = 14"));
     // Without --allow, since the new setting is the run's own now, also where no checkpoint has it.
@@ -133,6 +137,12 @@ fn a_resume_changes_settings_from_there_on() {
     // Back to a value that checkpoints leave out, and to another method with its own lambda.
     place.answer("resume run --set run.eval_tokens=24 --set steps=18");
     place.answer("resume run --set run.eval_tokens=0 --set method.name=sr-ste --set steps=20");
+    // To one whose operands need a scale, and to one without masked decay.
+    place.answer("resume run --set method.name=s-ste --set steps=21");
+    let notes = place.notes("resume run --set method.name=fst --set steps=22");
+    assert!(notes.contains("the run continues with method.lambda = "), "{notes}");
+    let notes = place.notes("resume run --set method.name=dense --set steps=23");
+    assert!(!notes.contains("the run continues with method.lambda"), "{notes}");
     place.edit("run/config.toml", "size = 5", "size = 4");
     place.refuses("resume run", 3, "batch.size = 5*now has batch.size = 4*--allow batch.size");
 }
@@ -145,7 +155,9 @@ fn a_resume_with_other_settings_loses_nothing() {
     let config = place.read("run/config.toml");
     for steps in [5, 8] {
         place.write("run/config.toml", config.replace("steps = 12", &format!("steps = {steps}")));
-        let pattern = format!("run/checkpoints/step-00000008: *8*12*steps = {steps}");
+        let pattern = format!(
+            "run/checkpoints/step-00000008: *8*12*steps = {steps}*`--set steps=12`*more than 8"
+        );
         place.refuses("resume run --allow steps", 3, &pattern);
     }
     // Of 9 steps, the last two are dense.
@@ -153,7 +165,7 @@ fn a_resume_with_other_settings_loses_nothing() {
     place.answer("resume run --allow steps");
     assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000009"], "the last 2:4 model");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
-    place.refuses("resume run", 3, "run: *9 steps*checkpoint");
+    place.refuses("resume run", 3, "run: *step 9*checkpoint");
     fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
     place.answer("resume run");
     assert_eq!(place.metrics("run").len(), 9, "with nothing left to lose, it starts again");
@@ -173,6 +185,13 @@ fn lost_metrics_are_reported() {
     let steps: Vec<_> =
         place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
+    // The report still shows them.
+    let report = place.read("run/report.html");
+    assert!(place.read("run/report.1.html").contains("12, finished") && report.contains("lost"));
+    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    let notes = place.notes("resume run");
+    assert!(notes.contains("the lost metrics, is kept as report.html"), "{notes}");
+    assert_eq!(place.read("run/report.html"), report);
 }
 
 #[test]
@@ -224,8 +243,21 @@ fn a_run_resumes_from_another_folder_and_after_its_data_moved() {
 fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     let place = Place::trained("");
     fs::create_dir(place.path("folder")).unwrap();
-    for run in ["nowhere", "folder", "text"] {
-        place.refuses(&format!("resume {run}"), 3, &format!("{run}: *config.toml"));
+    for run in ["nowhere", "folder"] {
+        let pattern = format!("{run}: *config.toml*`sparse24 train --out {run}`*--resume-or-start");
+        place.refuses(&format!("resume {run}"), 9, &pattern);
+    }
+    place.refuses("resume text", 3, "text: *config.toml");
+    #[cfg(unix)]
+    {
+        // For root too, the system refuses to show these.
+        std::os::unix::fs::symlink("loop", place.path("loop")).unwrap();
+        for command in ["resume", "eval", "eval --best", "report", "train --resume-or-start --out"]
+        {
+            let (_, err) = place.exits(&format!("{command} loop"), 4);
+            assert!(err.contains("error: cannot read loop/config.toml: "), "{command}: {err}");
+        }
+        fs::remove_file(place.path("loop")).unwrap();
     }
     for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
         let pattern = format!("{inside}: *config.toml*name run");
@@ -241,8 +273,18 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     place.answer(&format!("train {TINY} --out again"));
     fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
     place.answer("resume run");
+    place.answer("resume run --set steps=14 --set seed=5");
+    let (changed, end) = (place.read("run/config.toml"), place.saved("run", 14));
+    fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
+    place.refuses("resume run", 3, "run/checkpoints/step-00000014: *`--set steps=14`");
+    let pattern = "with `--set seed=5`*`sparse24 resume run --set steps=14 --allow seed`";
+    place.refuses("resume run --set steps=14", 3, pattern);
+    place.answer("resume run --set steps=14 --set seed=5");
+    assert!(place.read("run/config.toml") == changed && place.saved("run", 14) == end);
+    fs::remove_dir_all(place.path("run")).unwrap();
+    place.train("run", "");
     for (from, to, pattern) in [
-        ("steps = 12", "", "config.toml: *missing*`steps`"),
+        ("steps = 12", "", "config.toml: is incomplete*missing*`steps`*provenance.json"),
         ("layers = 2", "layres = 2", "config.toml: *model: *\"layres\"*\"layers\""),
         // Valid, but not what was trained.
         ("steps = 12", "steps = 13", "steps = 12*steps = 13*--allow steps"),
@@ -264,6 +306,14 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
         let file = if pattern.starts_with("config") { "" } else { "checkpoints/step-00000012: *" };
         place.refuses("resume run", 3, &format!("run/{file}{pattern}"));
     }
+    place.write("run/config.toml", config);
+    fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
+    place.refuses(
+        "resume run",
+        3,
+        "run: *up to step 12*none of the checkpoints*folder checkpoints",
+    );
+    place.refuses("eval run", 3, "run: has lost the checkpoints*log.txt*restore");
 }
 
 #[test]
@@ -273,7 +323,11 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let saved = "run/checkpoints/step-00000012: *";
     let tokens = format!("{saved}3600 + 400 tokens*27*fingerprint");
     place.write("text", original.replacen('q', "p", 1));
-    place.refuses("resume run", 3, &format!("{tokens}*--allow data"));
+    place.refuses("resume run", 3, &format!("{tokens}*undo the change, *--allow data"));
+    let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";
+    let printed = "--set steps=14 --set 'method.phases=[\"sparse\"]' --allow optimizer";
+    let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data`");
+    place.refuses(&format!("resume run {typed}"), 3, &pattern);
     place.write("text", original.replace('q', "p"));
     for line in ["resume run", "resume run --allow data"] {
         place.refuses(line, 3, &format!("{tokens}*26*weights"));
@@ -373,34 +427,6 @@ fn the_best_checkpoint_is_kept_if_asked_for() {
     }
     place.train("newest", settings);
     place.refuses("sample newest --best", 3, "newest: *no checkpoint of step*run.keep_best");
-}
-
-/// Losses that were measured differently are not compared.
-#[test]
-fn the_best_checkpoint_starts_anew_when_evaluations_change() {
-    let place = Place::new();
-    place.write("text", ["ab".repeat(1800), "aabb".repeat(100)].concat());
-    place.write("other", ["ab".repeat(1800), "bbaa".repeat(100)].concat());
-    for (at, change) in [
-        "data.path=other",
-        "data.validation_share=0.2 --allow data",
-        "run.eval_tokens=24",
-        "seed=9",
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let run = format!("run{at}");
-        let settings = "--set run.eval_every=1 --set run.keep_best=true --method dense";
-        place.train(&run, settings);
-        let notes = place.notes(&format!("resume {run} --set {change} --set steps=14"));
-        assert!(notes.contains("only steps after 12 can have the best checkpoint"), "{notes}");
-        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
-        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
-        place.answer(&format!("resume {run} --set steps=15"));
-        let found = place.json(&format!("eval {run} --best --json --tokens 24"));
-        assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
-    }
 }
 
 /// Somebody removes or replaces what a run writes.

@@ -40,6 +40,16 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
     ] {
         place.refuses(&format!("report {line}"), code, message);
     }
+    place.write("fst/report.html", "garbage");
+    place.refuses("report fst", 3, "fst/report.html: *remove it*--out");
+    let notes = place.notes("resume fst");
+    assert!(
+        notes.contains("remove it") && notes.contains("`sparse24 report fst` writes"),
+        "{notes}"
+    );
+    fs::create_dir(place.path("bare")).unwrap();
+    fs::copy(place.path("fst/config.toml"), place.path("bare/config.toml")).unwrap();
+    place.refuses("report bare --figure loss --out a.svg", 2, "it has: none*metrics.jsonl");
     for _ in ["new", "replaced"] {
         let line = "report fst dense --figure quickstart --out figure.svg";
         assert_eq!(place.answer(line), "figure.svg\n");
