@@ -51,8 +51,14 @@ const QUICKSTART: &str = "quickstart";
 /// for no or too many runs; [`Error::Io`] if the page cannot be written.
 pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
     let contents = Contents::read(paths, Unreadable::Refused)?;
-    replace(out, &document(&contents.title(), &contents.html(), None), "report", |text| {
-        text.starts_with("<!DOCTYPE html>") && text.contains("sparse24 report</title>")
+    // The only curves of lost metrics may be in the page that is there.
+    let has_steps = contents.has_steps();
+    let kind = if has_steps { "report" } else { "report without curves, like the new one" };
+    replace(out, &document(&contents.title(), &contents.html(), None), kind, |text| {
+        let is_ours = text.starts_with("<!DOCTYPE html>");
+        is_ours
+            && text.contains("sparse24 report</title>")
+            && (has_steps || !text.contains("href=\"#loss\""))
     })?;
     let Contents { runs, mut problems, .. } = contents;
     for run in runs {
@@ -82,7 +88,7 @@ pub(crate) fn replace(
 ) -> Result<(), Error> {
     let mut start = Vec::new();
     let is_read =
-        disk::open(out).is_ok_and(|(file, _)| file.take(1 << 14).read_to_end(&mut start).is_ok());
+        disk::open(out).is_ok_and(|(file, _)| file.take(1 << 16).read_to_end(&mut start).is_ok());
     if disk::exists(out) && !(is_read && is_ours(&String::from_utf8_lossy(&start))) {
         let problem = format!("exists and is not a {kind}; remove it, or name another with --out");
         return Err(Error::file(out, problem));

@@ -7,7 +7,7 @@ use std::{
 
 use sparse24_lab::{
     report,
-    runs::Keep,
+    runs::{Keep, difference},
     search::{SearchOptions, SearchResults},
 };
 use sparse24_run::{
@@ -149,19 +149,19 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
 
 /// Refuses settings that affect bits and differ from those of a run.
 fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
-    let (asked, there) = (config.decisive(), run_config(out)?.decisive());
-    let unset = "its default".to_owned();
+    let (asked, mut there) = (config.decisive(), run_config(out)?.decisive());
     // These two may be chosen at the start.
-    let is_chosen = |key: &str| {
-        key == "batch.replicas" && !asked.contains_key(key)
-            || key == "method.lambda" && args.lambda.is_some()
-    };
-    let differing = asked
-        .keys()
-        .chain(there.keys())
-        .find(|key| asked.get(*key) != there.get(*key) && !is_chosen(key));
-    let Some(key) = differing else { return Ok(()) };
-    let [asked, there] = [&asked, &there].map(|settings| settings.get(key).unwrap_or(&unset));
+    for (key, is_chosen) in [
+        ("batch.replicas", !asked.contains_key("batch.replicas")),
+        ("method.lambda", args.lambda.is_some()),
+    ] {
+        if is_chosen {
+            there.remove(key);
+            there.extend(asked.get(key).map(|value| (key.to_owned(), value.clone())));
+        }
+    }
+    let Some((key, values)) = difference(&asked, &there) else { return Ok(()) };
+    let [asked, there] = values.map(|value| value.unwrap_or("its default"));
     let path = word(out);
     Err(Failure::new(
         Exit::Usage,

@@ -240,10 +240,14 @@ fn the_page_of_a_damaged_run_names_what_is_missing() {
         ],
     );
 
+    let out = path.join(FILE);
+    write(std::slice::from_ref(&path), &out).unwrap();
     for name in ["metrics.jsonl", "config.toml"] {
         fs::remove_file(path.join(name)).unwrap();
     }
-    let out = path.join(FILE);
+    let refused = write(std::slice::from_ref(&path), &out).unwrap_err().to_string();
+    assert!(refused.contains("is not a report without curves"), "{refused}");
+    fs::remove_file(&out).unwrap();
     let noted = write(std::slice::from_ref(&path), &out).unwrap().join("\n");
     assert!(noted.contains(": metrics.jsonl is missing, so there are no curves"), "{noted}");
     let empty = fs::read_to_string(&out).unwrap();

@@ -171,14 +171,12 @@ pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(),
                 if value.is_table() {
                     meant = meant.and_then(|key| key.split('.').next().map(str::to_owned));
                 }
-                let instead = named_elsewhere(&INSTEAD, &key);
-                match instead
-                    .map(|instead| format!("is no setting; use {instead}"))
-                    .or_else(|| meant.map(|meant| format!("is not known; did you mean {meant}?")))
-                {
-                    Some(problem) => Error::setting(&dotted, problem),
-                    None => unknown(section, &key, known.iter().copied()),
-                }
+                let problem = match (named_elsewhere(&INSTEAD, &key), meant) {
+                    (Some(instead), _) => format!("is no setting; use {instead}"),
+                    (None, Some(meant)) => format!("is not known; did you mean {meant}?"),
+                    (None, None) => return unknown(section, &key, known.iter().copied()),
+                };
+                Error::setting(&dotted, problem)
             }));
         }
         match (&mut base[&key], value) {

@@ -265,10 +265,8 @@ impl Run {
                 ),
                 None => "no other is intact either: restore one, or start a new run".to_owned(),
             };
-            return Err(Error::file(
-                path,
-                format!("its newest checkpoint is damaged ({error}); {advice}"),
-            ));
+            let problem = format!("its newest checkpoint is damaged ({error}); ");
+            return Err(Error::file(path, problem).advising(&advice));
         }
         let rows = latest.checkpoint.as_deref();
         let rows =
@@ -293,7 +291,7 @@ impl Run {
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
                         "has done step {step} of {total_steps}, but the run now has steps = {}; \
-                            undo that with `--set steps={total_steps}`, or ask for more than {step}",
+                            undo it with `--set steps={total_steps}`, or ask for more than {step}",
                         config.steps
                     );
                     return Err(Error::file(&path, problem));
