@@ -26,7 +26,7 @@ function unusable(text) {
 
 // After a failure, such as the loss of the GPU, the run can be resumed from the last kept state.
 function interrupt(error) {
-  // What follows a semicolon is advice for the command.
+  // Advice after a semicolon is for the command.
   const [reason] = String(error).split("; ");
   problem(`${reason}. The state of step ${keptStep} is kept in this tab: press “Resume” to continue from there.`);
   failed = true;
@@ -172,7 +172,7 @@ function download() {
 function describe({ info }) {
   const name = [info.vendor, info.architecture, info.description].filter(Boolean).join(" ");
   const software = info.isFallbackAdapter || /swiftshader|llvmpipe|software/i.test(name);
-  const kind = software ? "the CPU, emulating a GPU" : name ? "a GPU" : "a GPU or its emulation";
+  const kind = software ? "the CPU, emulating a GPU" : name ? "a GPU" : "a real or emulated GPU";
   return `${name || "unnamed"}: ${kind}, through WebGPU, in f32`;
 }
 
@@ -189,7 +189,7 @@ async function open(wasm) {
   const adapter = await navigator.gpu.requestAdapter();
   if (!adapter) {
     unusable("This browser has WebGPU but offers no adapter: it may block this GPU or its driver. Hardware " +
-      "acceleration must be on; chrome://gpu or about:support says what is blocked. Without a GPU, use the " +
+      "acceleration must be on; see chrome://gpu or about:support. Without a GPU, use the " +
       "command: “sparse24 train” trains the same model on a CPU.");
     return;
   }

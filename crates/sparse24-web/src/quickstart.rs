@@ -1,5 +1,5 @@
-//! The preset `quickstart` of `sparse24-run`, repeated because that crate does not build for
-//! browsers. A test compares them.
+//! A copy of `sparse24-run`'s preset `quickstart`, because that crate does not build for browsers.
+//! A test compares the two.
 
 use core::num::NonZeroU32;
 
@@ -79,7 +79,7 @@ impl Text {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let characters = CORPUS.chars().count();
-        // As `sparse24-run` rounds.
+        // Rounds like `sparse24-run`.
         let kept = (characters as f64 * (1.0 - 0.1)) as usize;
         let end = CORPUS.char_indices().nth(kept).map_or(CORPUS.len(), |(at, _)| at);
         Self { bytes: &CORPUS.as_bytes()[..end], seed }
@@ -87,8 +87,8 @@ impl Text {
 }
 
 impl Objective for Text {
-    /// Windows start where `Dataset::batch` of `sparse24-run` starts them: sequence i at
-    /// floor(x (n - C) / 2^64), with x the half i%2 of call i/2 of the stream.
+    /// Windows start where `Dataset::batch` of `sparse24-run` starts them: sequence i at floor(x
+    /// (bytes - length) / 2^64), x being half i%2 of Philox call i/2.
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
         let length = BATCH.sequence_length;
         let starts = (self.bytes.len() - length) as u128;

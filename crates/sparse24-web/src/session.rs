@@ -161,13 +161,13 @@ impl Masks {
         self.masks.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// `[rows, columns]` of the mask number `place`.
+    /// `[rows, columns]` of mask number `place`.
     #[must_use]
     pub fn shape(&self, place: usize) -> Vec<usize> {
         self.masks[place].1.shape().into()
     }
 
-    /// One byte per element of the mask number `place`, row-major: 1 = kept.
+    /// One byte per element of mask number `place`, row-major: 1 = kept.
     #[must_use]
     pub fn kept(&self, place: usize) -> Vec<u8> {
         let (_, mask) = &self.masks[place];

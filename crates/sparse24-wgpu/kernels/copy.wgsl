@@ -1,7 +1,7 @@
 // copy: to = source
 // in   source, bits [rows,columns]
 // out  to, bits [rows,columns], overwritten, never read
-// ref  bit for bit
+// acc  copies bits
 
 struct Constants {
     to_offset: u32,

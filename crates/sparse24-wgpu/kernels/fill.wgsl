@@ -1,6 +1,6 @@
 // fill: every element = value
 // out  to, bits [rows,columns], overwritten, never read
-// ref  bit for bit
+// acc  sets bits
 
 struct Constants {
     to_offset: u32,

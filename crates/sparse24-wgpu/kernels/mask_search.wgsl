@@ -40,7 +40,7 @@ fn later(best: Candidate, norm: u32, code: u32) -> Candidate {
     return best;
 }
 
-// The three bits of the set of tb(x), from x_01, x_23 and x_02 + x_13.
+// The set of tb(x) (sparse24_core::search) from x_01, x_23 and x_02 + x_13.
 fn set_of(x01: u32, x23: u32, across: u32, together: bool) -> u32 {
     return select((x01 >> 31u) | ((x23 >> 31u) << 1u), 4u | (across >> 31u), together);
 }

@@ -51,8 +51,8 @@ fn without(group: vec4<u32>, skip: u32) -> u32 {
     return sum;
 }
 
-// The magnitude of a kept element over its probability, both divided by the magnitude, which may
-// be too small to divide by.
+// A kept element's magnitude a over its probability p, as 1 / (p / a) without dividing by a, which
+// may be too small.
 fn estimate(group: vec4<f32>, i: u32) -> f32 {
     var a = group;
     let total = (a.x + a.y) + (a.z + a.w);

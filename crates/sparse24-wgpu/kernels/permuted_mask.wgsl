@@ -1,7 +1,7 @@
 // permuted_mask: in each column, keeps the two largest of every four rows in an order, among the
 //      elements that the row-wise mask keeps
-// in   w, the bits of f32 [r,q]; tiles [r/4,q/4] of its row-wise mask; order u32 [2r]: the rows in
-//      this order, then the place of every row in it
+// in   w, the bits of f32 [r,q]; tiles [r/4,q/4] of its row-wise mask; order u32 [2r]: a
+//      permutation of the rows, then its inverse
 // out  tiles [r/4,q/4], two per word, overwritten, never read
 // pre  r and q multiples of 4
 // acc  integers

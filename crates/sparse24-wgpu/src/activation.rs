@@ -2,7 +2,7 @@
 
 use sparse24_core::op::Activation;
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// The number of an activation in `activated.wgsl`, and whether it is gated.
 fn constants_of(activation: Activation) -> [u32; 2] {
@@ -25,7 +25,7 @@ pub fn activation_forward(
     check_shape("activation forward", "z", [p, f * activation.columns_in()], z)?;
     let sizes = [f as u32, elements as u32];
     let constants = [z.place(), h.place(), sizes, constants_of(activation)].concat();
-    device.run(&kernels::ACTIVATION_FORWARD, [z, h], &constants, elements.div_ceil(GROUP))
+    device.run(&kernels::ACTIVATION_FORWARD, [z, h], &constants, elements.div_ceil(WORKGROUP))
 }
 
 /// dZ = dH * act'(Z), for gated activations one gradient per half of Z: dh `[p, f]`, z and dz
@@ -45,7 +45,7 @@ pub fn activation_backward(
     check_shape("activation backward", "dz", z.shape, dz)?;
     let sizes = [f as u32, elements as u32];
     let constants = [dh.place(), z.place(), dz.place(), sizes, constants_of(activation)].concat();
-    device.run(&kernels::ACTIVATION_BACKWARD, [dh, z, dz], &constants, elements.div_ceil(GROUP))
+    device.run(&kernels::ACTIVATION_BACKWARD, [dh, z, dz], &constants, elements.div_ceil(WORKGROUP))
 }
 
 #[cfg(test)]

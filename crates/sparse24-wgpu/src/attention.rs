@@ -2,9 +2,9 @@
 
 use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
-use crate::{Device, Error, GROUP, Matrix, dropout::least, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, dropout::least, error::check_shape, kernels};
 
-/// Largest width of a head, whose columns are held in registers.
+/// Maximum head dimension: a head's columns stay in registers.
 pub const MAX_HEAD_WIDTH: usize = 128;
 
 /// Rows per workgroup.
@@ -92,7 +92,7 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     let sizes = [heads, queries, width, elements].map(|size| size as u32);
     let of_delta = [&d_o.place()[..], &forward.o.place(), &sizes].concat();
     let matrices = [*d_o, forward.o, delta];
-    device.run(&kernels::ATTENTION_DELTA, matrices, &of_delta, elements.div_ceil(GROUP))?;
+    device.run(&kernels::ATTENTION_DELTA, matrices, &of_delta, elements.div_ceil(WORKGROUP))?;
 
     let AttentionForward { q, k, v, lse, lengths, .. } = *forward;
     let lengths = lengths.unwrap_or(q);

@@ -1,9 +1,9 @@
 //! The moving average of a weight over optimizer steps.
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
-/// average = decay * average + (1 - decay) * w, both contiguous and of one shape. Does nothing
-/// while the flag of [`health`](crate::health) is raised.
+/// average = decay * average + (1 - decay) * w, both contiguous, of equal shape. Does nothing while
+/// the flag of [`health`](crate::health) is raised.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the shapes agree; failures of earlier work.
@@ -18,6 +18,6 @@ pub fn moving_average(
     let places = [w.offset, average.offset, w.elements()].map(|n| n as u32);
     let factors = [decay, 1.0 - decay].map(f32::to_bits);
     let constants = [&places[..], &factors].concat();
-    let groups = w.elements().div_ceil(GROUP);
+    let groups = w.elements().div_ceil(WORKGROUP);
     device.run(&kernels::MOVING_AVERAGE, [w, health, average], &constants, groups)
 }

@@ -32,7 +32,7 @@ use self::{
     queue::Command,
 };
 
-/// A GPU. Operations are queued and return at once; only downloads wait.
+/// A GPU. Operations are queued; only downloads and large uploads wait.
 pub struct Device {
     device: wgpu::Device,
     queue: wgpu::Queue,
@@ -74,7 +74,7 @@ impl Failed {
             None => Ok(()),
             Some(Failure::Other(error)) => Err(error.clone()),
             Some(Failure::Memory) => {
-                let what = "the driver could allocate none for queued work or copies".to_owned();
+                let what = "the driver has none left for queued work or copies".to_owned();
                 Err(Error::OutOfMemory { what, held: held() })
             }
         }
@@ -150,7 +150,7 @@ impl Device {
         Arrivals::new(&self.device, &self.queue)
     }
 
-    /// The largest matrix in bytes.
+    /// Maximum bytes of a matrix.
     #[must_use]
     pub fn largest(&self) -> u64 {
         largest(&self.device.limits())
@@ -212,7 +212,7 @@ impl Device {
         self.pipelines.entry(kernel).or_insert_with(compile).clone()
     }
 
-    /// The layout of the bindings, shared by kernels with as many inputs and outputs.
+    /// The binding layout, shared by kernels with equal numbers of inputs and outputs.
     fn layout(&mut self, kernel: &'static Kernel) -> wgpu::BindGroupLayout {
         let Kernel { inputs, outputs, .. } = *kernel;
         let device = &self.device;
@@ -296,7 +296,7 @@ fn check_limits(limits: &wgpu::Limits, adapter: impl Fn() -> String) -> Result<(
 
 /// A grid of at least `groups` workgroups, continued in y where x is too small.
 fn grid(groups: usize) -> [u32; 2] {
-    /// The smallest limit that WebGPU allows.
+    /// WebGPU's minimum limit per dimension.
     const MOST: usize = 65535;
     let rows = groups.div_ceil(MOST);
     [groups.div_ceil(rows) as u32, rows as u32]
@@ -311,7 +311,7 @@ pub(crate) mod tests {
         self_test,
     };
 
-    /// The first adapter; none skips the test, unless `SPARSE24_REQUIRE_WGPU` is set.
+    /// The first adapter. Without one, skips unless `SPARSE24_REQUIRE_WGPU` is set.
     pub(crate) fn open() -> Option<Device> {
         match pollster::block_on(Device::request_untested(0)) {
             Ok(device) => Some(device),

@@ -2,7 +2,7 @@
 
 use sparse24_core::op::Dropout;
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// x = dropout(x) in place, x `[p, d]`; elements are numbered row by row, and draw from the
 /// dropout's site in this step. The dropped elements are core's.
@@ -11,7 +11,7 @@ use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
 /// Failures of earlier work.
 pub fn dropout(device: &mut Device, x: Matrix, dropout: &Dropout) -> Result<(), Error> {
     let constants = constants(x, dropout, 1);
-    device.run(&kernels::DROPOUT, [x], &constants, x.elements().div_ceil(4 * GROUP))
+    device.run(&kernels::DROPOUT, [x], &constants, x.elements().div_ceil(4 * WORKGROUP))
 }
 
 /// x = x / (1 - p) in the sequences that are kept, and 0 in the others, in place: x `[p, d]` in
@@ -28,7 +28,7 @@ pub fn drop_sequences(
     let ([p, d], length) = (x.shape, length.max(1));
     check_shape("drop sequences", "x", [p / length * length, d], x)?;
     let constants = constants(x, dropout, length * d);
-    device.run(&kernels::DROP_SEQUENCES, [x], &constants, x.elements().div_ceil(GROUP))
+    device.run(&kernels::DROP_SEQUENCES, [x], &constants, x.elements().div_ceil(WORKGROUP))
 }
 
 /// The constants of both kernels; `together` elements share a draw.

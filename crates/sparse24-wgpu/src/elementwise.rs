@@ -1,6 +1,6 @@
 //! Copies, fills and additions.
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// to = from, bit for bit. Both have the same shape and are in different buffers.
 ///
@@ -15,7 +15,7 @@ pub fn copy(device: &mut Device, from: Matrix, to: Matrix) -> Result<(), Error> 
     let ([to_offset, to_stride], [from_offset, from_stride]) = (to.place(), from.place());
     let [columns, elements] = [from.shape[1], elements].map(|n| n as u32);
     let constants = [to_offset, to_stride, columns, elements, from_offset, from_stride];
-    device.run(&kernels::COPY, [from, to], &constants, from.elements().div_ceil(GROUP))
+    device.run(&kernels::COPY, [from, to], &constants, from.elements().div_ceil(WORKGROUP))
 }
 
 /// Sets every element to these bits.
@@ -25,7 +25,7 @@ pub fn copy(device: &mut Device, from: Matrix, to: Matrix) -> Result<(), Error> 
 pub fn fill(device: &mut Device, to: Matrix, value: u32) -> Result<(), Error> {
     let ([offset, stride], elements) = (to.place(), to.elements());
     let constants = [offset, stride, to.shape[1] as u32, elements as u32, value];
-    device.run(&kernels::FILL, [to], &constants, elements.div_ceil(GROUP))
+    device.run(&kernels::FILL, [to], &constants, elements.div_ceil(WORKGROUP))
 }
 
 /// out = x + delta, all of the same shape; out may be x.
@@ -41,5 +41,5 @@ pub fn add(device: &mut Device, x: Matrix, delta: Matrix, out: Matrix) -> Result
     let places = [delta.place(), out.place(), sizes, x.place()];
     let constants = [places.as_flattened(), &[u32::from(in_place)]].concat();
     let read = if in_place { delta } else { x };
-    device.run(&kernels::ADD, [read, delta, out], &constants, elements.div_ceil(GROUP))
+    device.run(&kernels::ADD, [read, delta, out], &constants, elements.div_ceil(WORKGROUP))
 }

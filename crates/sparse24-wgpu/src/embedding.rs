@@ -1,7 +1,7 @@
-//! Token and position embeddings and their gradients, without atomics: the kernels read the tokens
-//! in the order that [`with_order`] adds.
+//! Token and position embeddings and their gradients, without atomics: [`with_order`] sorts the
+//! tokens, so one invocation sums equal ones.
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// The operands of an embedding of p tokens.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,7 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
     let tokens = [op.tokens.offset as u32];
     let constants = [&tokens[..], places.as_flattened(), &sizes, &rest].concat();
     let matrices = [op.tokens, op.token_table, positions, op.rows];
-    device.run(&kernels::EMBED_FORWARD, matrices, &constants, elements.div_ceil(GROUP))
+    device.run(&kernels::EMBED_FORWARD, matrices, &constants, elements.div_ceil(WORKGROUP))
 }
 
 /// Adds the rows of the gradient to the gradients of the tables, in the order of the tokens. A row
@@ -70,7 +70,7 @@ pub fn embed_backward(device: &mut Device, op: &Embed) -> Result<(), Error> {
         let constants =
             [&tokens[..], &op.rows.place(), &table.place(), &sizes, &[scale.to_bits()]].concat();
         let matrices = [op.tokens, op.rows, table];
-        device.run(kernel, matrices, &constants, (rows * d).div_ceil(GROUP))
+        device.run(kernel, matrices, &constants, (rows * d).div_ceil(WORKGROUP))
     };
     add(&kernels::EMBED_BACKWARD, op.token_table, [op.token_table.shape[0], p], op.scale)?;
     match op.position_table {

@@ -33,7 +33,7 @@ pub enum Error {
     Limit {
         /// The adapter.
         adapter: String,
-        /// WebGPU's name of the limit.
+        /// WebGPU's name for the limit.
         limit: &'static str,
         /// Its value on the adapter.
         found: u32,
@@ -53,7 +53,7 @@ pub enum Error {
     /// The driver could not allocate memory.
     #[error("out of GPU memory: {what}, and {held} bytes are already allocated")]
     OutOfMemory {
-        /// The failed allocation, in words.
+        /// Describes the allocation.
         what: String,
         /// Bytes that this device has allocated.
         held: u64,
@@ -64,8 +64,8 @@ pub enum Error {
     /// The driver refused or failed.
     #[error("the GPU driver failed: {0}")]
     Driver(String),
-    /// The calls of this crate are not valid: a defect of it or its caller.
-    #[error("the GPU refuses invalid work: {0}")]
+    /// Invalid use of wgpu: a bug in this crate or its caller.
+    #[error("invalid GPU work: {0}")]
     Invalid(String),
     /// An operand has the wrong shape.
     #[error("{operation}: expected {operand} to be {expected:?}, found {found:?}")]

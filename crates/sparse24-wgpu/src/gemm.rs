@@ -2,7 +2,8 @@
 //!
 //! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Each element is
 //! one sum over ascending k, so its bits do not depend on the size of the output tile on the
-//! adapters tested, lavapipe and NVIDIA's. WGSL would let each kernel fuse its own multiply-adds.
+//! adapters tested, lavapipe and NVIDIA's. WGSL lets a compiler fuse multiply-adds differently in
+//! each kernel.
 
 use sparse24_core::op::Accumulate;
 
@@ -38,7 +39,7 @@ enum Transposed {
     Yes,
 }
 
-/// A kernel of products, and the side of its output tiles.
+/// A product kernel, and the side of its output tiles.
 pub(crate) type Tiled = (&'static Kernel, usize);
 pub(crate) static KERNELS: [Tiled; 3] =
     [(&kernels::GEMM, TILE), (&kernels::GEMM_FOURS, TILE), (&kernels::GEMM_LARGE, LARGE_TILE)];

@@ -1,13 +1,13 @@
 //! WGSL kernels for 2:4 sparse pre-training on any GPU, through Vulkan, Metal or Direct3D 12.
 //!
 //! Operations have the names of [`sparse24_core`]. Masks, dropout decisions and the exact estimator
-//! have its bits: WGSL leaves rounding, subnormal numbers and NaN to the implementation, so these
-//! kernels compute IEEE arithmetic in integers (`kernels/soft.wgsl`). The others compute in f32,
+//! have its bits: WGSL leaves rounding, subnormal numbers and NaN to the implementation, so their
+//! kernels do IEEE arithmetic with integers (`kernels/soft.wgsl`). The others compute in f32,
 //! within an error bound; a repeated run on the same adapter and driver has the same bits.
 //!
 //! A [`Device`] owns its memory; a [`Matrix`] is a plain handle to part of it. Operations are
-//! queued in order and return at once; only downloads and [`Device::wait`] wait. A kernel is
-//! compiled when it is first used, and no GPU is needed to build the crate.
+//! queued in order and return at once; only downloads, large uploads and [`Device::wait`] wait. A
+//! kernel is compiled when it is first used, and no GPU is needed to build the crate.
 #![forbid(unsafe_code)]
 
 pub mod activation;
@@ -40,4 +40,4 @@ pub use error::Error;
 pub use matrix::{Matrix, Tiles};
 
 /// Invocations of a workgroup in kernels that have one element or word per invocation.
-const GROUP: usize = 64;
+const WORKGROUP: usize = 64;

@@ -3,7 +3,7 @@
 //! Gradients are multiplied by the `loss_scale` of the step state. A target of `u32::MAX`
 //! contributes nothing.
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// Whether logits are overwritten with their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +18,8 @@ fn trains(pass: Pass) -> u32 {
     u32::from(pass == Pass::Training)
 }
 
-/// Second targets: with the share s of a row, its loss is s times the cross-entropy against its
-/// target plus 1 - s times that against its second target.
+/// Second targets: a row's loss is s times the cross-entropy against its target plus 1 - s times
+/// the one against its second target, s being its share.
 #[derive(Debug, Clone, Copy)]
 pub struct Mixed {
     /// u32 `[p, 1]`. None of them is ignored, whatever its value.
@@ -68,7 +68,7 @@ pub fn squared_error(
     check_shape("squared error", "z", [z.shape[0], 1], z)?;
     let constants = row_constants(z, targets, losses, pass)?;
     let matrices = [targets, z, losses];
-    device.run(&kernels::SQUARED_ERROR, matrices, &constants, z.shape[0].div_ceil(GROUP))
+    device.run(&kernels::SQUARED_ERROR, matrices, &constants, z.shape[0].div_ceil(WORKGROUP))
 }
 
 fn row_constants(
@@ -86,10 +86,10 @@ fn row_constants(
     Ok([offset, stride, of_targets, of_losses, p, v, trains(pass)])
 }
 
-/// The mean of the cross-entropies of a span's first and last token, for each of n sequences: the
-/// softmax of column 0 and of column 1 of logits `[p, 2]` over the first `lengths[i]` of its p / n
-/// tokens. Of a sequence's targets, the first that is not `u32::MAX` marks the span's first token,
-/// and its value is the position of the last. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
+/// The mean of two cross-entropies for each of n sequences: columns 0 and 1 of logits `[p, 2]`
+/// score a span's first and last token, by a softmax over the first `lengths[i]` of p / n tokens.
+/// The first target that is not `u32::MAX` is at the span's first token; its value is the position
+/// of the last. Lengths u32 `[n, 1]`, losses `[n, 1]`, overwritten.
 ///
 /// # Errors
 /// Like [`cross_entropy`].

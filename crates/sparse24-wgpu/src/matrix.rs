@@ -8,7 +8,7 @@ use sparse24_core::{Error, Mask};
 pub struct Matrix {
     /// Index of the buffer.
     pub buffer: usize,
-    /// Elements before the first.
+    /// Offset in elements.
     pub offset: usize,
     /// `[rows, columns]`.
     pub shape: [usize; 2],

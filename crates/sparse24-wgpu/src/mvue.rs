@@ -5,14 +5,14 @@ use sparse24_core::{
     philox::{Purpose, Site},
 };
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// out = MVUE(dz^T) as the dense transpose: dz `[p, r]` with zeros where an element is not kept.
 /// Groups run along tokens, and draw from `site` in this step.
 ///
-/// out `[p, r]`, contiguous. The exact estimator has core's bits. The approximate one keeps the
-/// same elements as core's, with values within a few roundings, or 0 below about 2^-100 of the
-/// largest of their group.
+/// out `[p, r]`, contiguous. The exact estimator has core's bits. The approximate one keeps core's
+/// elements; values differ by a few roundings, and those below about 2^-100 of the group's largest
+/// are 0.
 ///
 /// # Errors
 /// [`Error::Shape`] unless out has the shape of dz; failures of earlier work.
@@ -31,5 +31,5 @@ pub fn mvue_compress(
         Estimator::Exact => (&kernels::MVUE_COMPRESS, p.div_ceil(16) * r),
         Estimator::Approximate => (&kernels::MVUE_APPROXIMATE, p.div_ceil(4) * r),
     };
-    device.run(kernel, [dz, out], &constants, calls.div_ceil(GROUP))
+    device.run(kernel, [dz, out], &constants, calls.div_ceil(WORKGROUP))
 }

@@ -3,7 +3,7 @@
 use sparse24_core::op::Accumulate;
 
 use crate::{
-    Device, Error, GROUP, Matrix,
+    Device, Error, Matrix, WORKGROUP,
     error::check_shape,
     kernels,
     sums::{ROWS, column_sums},
@@ -109,7 +109,7 @@ pub fn norm_backward(device: &mut Device, op: &NormBackward) -> Result<(), Error
     let sums = op.scratch.reshaped([blocks, 2 * d]);
     assert_eq!(sums.offset, 0, "scratch is a whole buffer");
     let matrices = [dy, x, stats, gamma, sums];
-    device.run(&kernels::NORM_SUMS, matrices, &constants, (blocks * d).div_ceil(GROUP))?;
+    device.run(&kernels::NORM_SUMS, matrices, &constants, (blocks * d).div_ceil(WORKGROUP))?;
     let half = |at: usize| Matrix { offset: at * d, shape: [blocks, d], ..sums };
     column_sums(device, half(0), dgamma, op.accumulate)?;
     match dbeta {

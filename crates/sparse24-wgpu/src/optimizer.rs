@@ -2,7 +2,9 @@
 
 use sparse24_core::op::{Adam, MaskedDecay, Optimizer, UpdateRule};
 
-use crate::{Device, Error, GROUP, Matrix, Tiles, elementwise::fill, error::check_shape, kernels};
+use crate::{
+    Device, Error, Matrix, Tiles, WORKGROUP, elementwise::fill, error::check_shape, kernels,
+};
 
 /// A parameter; all matrices are contiguous and have the shape of w.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +17,7 @@ pub struct Parameter {
     pub m: Matrix,
     /// Second moment, of rules that have one.
     pub v: Option<Matrix>,
-    /// The mask where masked decay applies.
+    /// The mask, if masked decay applies.
     pub mask: Option<Tiles>,
     /// Weight decay of this parameter.
     pub weight_decay: f32,
@@ -145,7 +147,7 @@ pub fn optimizer_step(
         let numbers = numbers.map(f32::to_bits);
         let constants = [&offsets[..], &sizes, &flags, &numbers].concat();
         let matrices = [*g, mask.map_or(*g, |mask| mask.words), health, *w, *m, v];
-        let groups = w.elements().div_ceil(GROUP);
+        let groups = w.elements().div_ceil(WORKGROUP);
         device.run(&kernels::OPTIMIZER_STEP, matrices, &constants, groups)?;
     }
     Ok(())

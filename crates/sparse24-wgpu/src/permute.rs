@@ -1,12 +1,11 @@
 //! The mask of dgrad in another order of rows: [`sparse24_core::permute`], bit for bit.
 
-use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, Tiles, WORKGROUP, error::check_shape, kernels};
 
 /// In each column, out keeps the two largest magnitudes of every four rows in `order`, among the
 /// elements that the row-wise `mask` keeps.
 ///
-/// w `[r, q]`; `order` `[1, 2r]` has the order of rows, each once, and then the place of every row
-/// in it.
+/// w `[r, q]`; `order` `[1, 2r]` holds a permutation of the rows, then its inverse.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the operands fit; failures of earlier work.
@@ -24,5 +23,5 @@ pub fn permuted_mask(
     let (columns, rows) = (mask.shape[1] / 4, mask.shape[0]);
     let constants = [offset, stride, columns as u32, mask.count() as u32, rows as u32];
     let matrices = [w, mask.words, order, out.words];
-    device.run(&kernels::PERMUTED_MASK, matrices, &constants, mask.count().div_ceil(2 * GROUP))
+    device.run(&kernels::PERMUTED_MASK, matrices, &constants, mask.count().div_ceil(2 * WORKGROUP))
 }

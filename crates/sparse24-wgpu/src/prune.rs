@@ -2,7 +2,7 @@
 
 use sparse24_core::prune::ValueMap;
 
-use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, Tiles, WORKGROUP, error::check_shape, kernels};
 
 /// out = S(w): w under the mask, kept values mapped.
 ///
@@ -26,5 +26,5 @@ pub fn compress_weight(
     };
     let ([offset, stride], groups) = (w.place(), w.elements() / 4);
     let constants = [offset, stride, w.shape[1] as u32, groups as u32, f32::to_bits(scale)];
-    device.run(kernel, [w, mask.words, out], &constants, groups.div_ceil(GROUP))
+    device.run(kernel, [w, mask.words, out], &constants, groups.div_ceil(WORKGROUP))
 }

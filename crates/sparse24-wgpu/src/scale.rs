@@ -2,7 +2,7 @@
 
 use sparse24_core::op::Accumulate;
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels, sums::column_sums};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels, sums::column_sums};
 
 /// Elements that a workgroup sums.
 const BLOCK: usize = 4096;
@@ -17,7 +17,7 @@ pub fn scale(device: &mut Device, x: Matrix, s: Matrix, out: Matrix) -> Result<(
     let [columns, elements] = [x.shape[1], x.elements()].map(|n| n as u32);
     let s_offset = s.offset as u32;
     let constants = [x_offset, x_stride, s_offset, out_offset, out_stride, columns, elements];
-    device.run(&kernels::SCALE, [x, s, out], &constants, x.elements().div_ceil(GROUP))
+    device.run(&kernels::SCALE, [x, s, out], &constants, x.elements().div_ceil(WORKGROUP))
 }
 
 /// Elements of the scratch of [`scale_grad`].

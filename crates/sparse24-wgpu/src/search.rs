@@ -2,7 +2,7 @@
 
 use sparse24_core::MaskKind;
 
-use crate::{Device, Error, GROUP, Matrix, Tiles, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, Tiles, WORKGROUP, error::check_shape, kernels};
 
 /// mask = search(w): the exact transposable search, or the two largest of every group.
 ///
@@ -22,5 +22,5 @@ pub fn mask_search(
     };
     let [offset, stride] = w.place();
     let constants = [offset, stride, (mask.shape[1] / 4) as u32, mask.count() as u32];
-    device.run(kernel, [w, mask.words], &constants, mask.count().div_ceil(2 * GROUP))
+    device.run(kernel, [w, mask.words], &constants, mask.count().div_ceil(2 * WORKGROUP))
 }

@@ -38,8 +38,8 @@ impl Device {
     }
 }
 
-/// Compares masks of 1024 tiles and the samples of 4096 groups with core's, and a product of
-/// integers by each kernel, which f32 computes exactly, with the host's.
+/// Compares masks of 1024 tiles and samples of 4096 groups with core's, and each kernel's product
+/// of integers, which is exact in f32, with the host's.
 pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     // Random bits: subnormal numbers, infinities and NaN among them.

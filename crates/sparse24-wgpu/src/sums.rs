@@ -2,7 +2,7 @@
 
 use sparse24_core::op::Accumulate;
 
-use crate::{Device, Error, GROUP, Matrix, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// Rows that one invocation sums.
 pub(crate) const ROWS: usize = 64;
@@ -34,7 +34,7 @@ pub fn bias_grad(
     let blocks = scratch.reshaped([p.div_ceil(ROWS), r]);
     let [offset, stride] = dz.place();
     let constants = [offset, stride, blocks.offset as u32, p as u32, r as u32, 0];
-    let groups = blocks.elements().div_ceil(GROUP);
+    let groups = blocks.elements().div_ceil(WORKGROUP);
     device.run(&kernels::ROW_BLOCK_SUMS, [dz, blocks], &constants, groups)?;
     column_sums(device, blocks, db, accumulate)
 }
@@ -49,5 +49,5 @@ pub(crate) fn column_sums(
     let ([offset, stride], [p, n]) = (x.place(), x.shape);
     let adds = u32::from(accumulate == Accumulate::Add);
     let constants = [offset, stride, out.offset as u32, p as u32, n as u32, adds];
-    device.run(&kernels::COLUMN_SUMS, [x, out], &constants, n.div_ceil(GROUP))
+    device.run(&kernels::COLUMN_SUMS, [x, out], &constants, n.div_ceil(WORKGROUP))
 }

@@ -35,10 +35,10 @@ pub(crate) struct Args {
     /// Processes on this machine: one for each GPU
     #[arg(short, value_name = "RANKS")]
     n: u16,
-    /// Number of machines, each with that many processes
+    /// Number of machines, each with -n processes
     #[arg(long, default_value_t = 1)]
     nodes: u16,
-    /// Number of this machine, from 0 [default: the index in a Kubernetes Indexed Job]
+    /// Index of this machine, from 0 [default: the index in a Kubernetes Indexed Job]
     #[arg(long)]
     node: Option<u16>,
     /// Where rank 0, on machine 0, listens for the others [default: a free port of this machine]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let index = || env::var("JOB_COMPLETION_INDEX").ok()?.parse().ok();
     let Some(node) = args.node.or_else(index).or((nodes == 1).then_some(0)) else {
-        return refuse("--node: required with --nodes: the number of this machine, from 0");
+        return refuse("--node: required with --nodes: the index of this machine, from 0");
     };
     if node >= nodes {
         return refuse("--node: expected a number below --nodes");
@@ -149,12 +149,12 @@ impl Requests {
     }
 }
 
-/// The processes, each with its rank and how it ended. Those that run are ended with this.
+/// The processes, each with its rank and exit status. Dropping this kills running ones.
 struct Ranks(Vec<(u32, Child, Option<ExitStatus>)>);
 
 impl Ranks {
-    /// Waits for all and passes on what is asked; returns the exit code of the rank that failed,
-    /// rather than of those that lost it, or that of the signal that stopped all.
+    /// Waits for all ranks and passes on requests. Returns the exit code of the rank that failed,
+    /// not of its peers, or of the signal that stopped the run.
     fn wait(&mut self, asked: &Requests) -> Result<i32, Failure> {
         let (mut code, mut failed_at, mut stopped, mut killed) = (0, None, None, false);
         while self.0.iter().any(|(_, _, ended)| ended.is_none()) {
@@ -229,6 +229,6 @@ fn terminate(child: &mut Child) {
     send(child, Signal::TERM);
 }
 
-/// Other systems have no such request; a terminal's reaches the ranks themselves.
+/// Other systems have no SIGTERM; Ctrl-C in a terminal reaches the ranks itself.
 #[cfg(not(unix))]
 fn terminate(_: &mut Child) {}

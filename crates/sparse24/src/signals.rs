@@ -40,11 +40,11 @@ pub(crate) struct Signals {
     _acknowledged: Option<Acknowledged>,
 }
 
-/// How long signals of one kind count as one: `timeout` sends its signal to a process and to its
-/// group, and the ranks of `launch` receive Ctrl-C from the terminal and from `launch`.
+/// How long signals of one kind count as one: `timeout` signals a process and its group, so the
+/// ranks of `launch` receive SIGTERM from both `timeout` and `launch`.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Whether a stop is acknowledged no more. Dropped before the last words of a command.
+/// Dropping this ends acknowledgements, so that none follows a command's last line.
 struct Acknowledged(Arc<Mutex<bool>>);
 
 impl Drop for Acknowledged {
@@ -54,8 +54,8 @@ impl Drop for Acknowledged {
 }
 
 impl Acknowledged {
-    /// Starts a thread that arms each signal after its grace, and acknowledges it if the work under
-    /// way still goes on. Without a thread, every signal counts as the first.
+    /// Starts a thread that, [`GRACE`] after a signal, arms it and acknowledges it if the command
+    /// is still working. Without a thread, no signal is armed.
     fn new(stops: Vec<Stop>) -> Self {
         let is_over = Arc::new(Mutex::new(false));
         let acknowledged = Self(Arc::clone(&is_over));
@@ -168,7 +168,7 @@ fn hang_up() -> Option<(i32, Exit)> {
     None
 }
 
-/// Whether the process was started to outlive its terminal, as by `nohup`. Only Linux says so.
+/// Whether the process was started to outlive its terminal, as by `nohup`. Known on Linux only.
 #[cfg(unix)]
 fn is_hangup_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

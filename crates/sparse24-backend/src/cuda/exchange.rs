@@ -24,7 +24,7 @@ impl CudaBackend {
             Err(problem) if self.exchange == Exchange::Nccl => {
                 return Err(Error::setting("backend.exchange", problem));
             }
-            Err(reason) => return Ok(format!("gradients are exchanged by TCP: {reason}")),
+            Err(reason) => return Ok(format!("gradients are exchanged over TCP: {reason}")),
         };
         let (rank, world) = (group.rank(), group.world());
         let own = if rank == 0 { Some(UniqueId::new()?) } else { None };

@@ -2,7 +2,7 @@
 
 use crate::Error;
 
-// A web page may not block.
+// A web page cannot block.
 #[cfg(not(target_family = "wasm"))]
 impl super::Device {
     /// Names of this machine's adapters: GPUs first, then software adapters, which run on the CPU.
@@ -24,7 +24,7 @@ impl super::Device {
         })
     }
 
-    /// The largest matrix in bytes on an adapter, which is not opened.
+    /// Maximum bytes of a matrix on an adapter. Does not open it.
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
@@ -33,7 +33,7 @@ impl super::Device {
     }
 }
 
-/// The largest matrix in bytes: kernels count the bytes of a binding in 32 bits.
+/// Maximum bytes of a matrix: kernels count the bytes of a binding in 32 bits.
 pub(super) fn largest(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(u32::MAX.into())
 }

@@ -87,7 +87,7 @@ impl Copied {
     /// browser, the values must have [arrived](super::Arrivals::all) already.
     ///
     /// # Errors
-    /// Failures of the work before; [`Error::Driver`] in a browser if they have not arrived.
+    /// Failures of earlier work; in a browser, [`Error::Driver`] if values are missing.
     pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
         let Self { device, failure, held, stages, submission, parts } = self;
         if stages.is_empty() {
@@ -175,7 +175,7 @@ impl Device {
     /// An empty mask of a `[rows, columns]` matrix.
     ///
     /// # Errors
-    /// [`Error::Semantics`] unless it consists of tiles; those of [`Self::alloc`].
+    /// [`Error::Semantics`] unless 4 divides both sizes; those of [`Self::alloc`].
     pub fn alloc_tiles(
         &mut self,
         shape: [usize; 2],
@@ -217,7 +217,7 @@ impl Device {
             self.uploaded += words.len();
             if self.uploaded >= UPLOADS {
                 self.uploaded = 0;
-                // The driver keeps what was written until a later submission is done.
+                // The driver frees uploads only once a later submission is done.
                 self.queue.submit([]);
                 self.wait()?;
             }

@@ -32,7 +32,7 @@ fn report(
         format!("CUDA          {} {release}: {}", Library::Nccl, file.display())
     }));
     lines.extend(without_nccl.as_ref().map(|problem| {
-        format!("CUDA          {problem}; without it, several GPUs exchange gradients by TCP")
+        format!("CUDA          {problem}; without it, several GPUs exchange gradients over TCP")
     }));
     let (file, nccl_release) = nccl.unzip();
     let nccl = json!({ "file": file, "release": nccl_release, "problem": without_nccl });
