@@ -95,7 +95,10 @@ function drawMask() {
 async function look() {
   const found = await session.masks();
   keptStep = step;
-  if (found.names().length === 0) return;
+  if (found.names().length === 0) {
+    found.free();
+    return;
+  }
   if (masks && masks !== first) masks.free();
   masks = found;
   first ??= found;

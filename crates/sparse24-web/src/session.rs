@@ -96,7 +96,7 @@ impl Session {
         self.trainer.recipe().steps
     }
 
-    /// Takes a step. Every tenth step samples the flip rate, as in the command.
+    /// Takes a step. Every tenth step samples the flip rate.
     pub async fn step(&mut self) -> Result<Step, JsError> {
         let is_sampled = (self.trainer.step() + 1).is_multiple_of(10);
         let sampling = if is_sampled { FlipSampling::Sample } else { FlipSampling::Skip };

@@ -91,20 +91,16 @@ fn soft_times_uniform(word: vec4<u32>, x: vec4<u32>) -> vec4<u32> {
     let exponent = soft_exponent(x) + bits;
     let dropped = bits + splat(49u) - min(exponent, splat(49u));
     let scale = max(exponent, splat(49u)) - splat(48u);
-    // Where more than 48 bits are dropped, `low` counts only as a sticky bit.
-    let far = min(max(dropped, splat(48u)) - splat(48u), splat(24u));
-    let near = min(max(dropped, splat(24u)) - splat(24u), splat(24u));
+    // At most 48 bits are dropped, since both `bits` and 49 less an exponent are at most 48.
+    let near = max(dropped, splat(24u)) - splat(24u);
     let joined = (high << (splat(24u) - near)) | (low >> near);
     let lost = low - ((low >> near) << near);
     let half = (splat(1u) << near) >> splat(1u);
     let up = (lost > half) | ((lost == half) & (near > splat(0u)) & ((joined
         & splat(1u)) == splat(1u)));
     let close = joined + select(splat(0u), splat(1u), up);
-    let sticky = (high << splat(1u)) | select(splat(0u), splat(1u), low != splat(0u));
-    let distant = soft_shifted(sticky, far + splat(1u));
     let short = low << (splat(24u) - min(dropped, splat(24u)));
-    let significand = select(select(close, distant, dropped > splat(48u)), short,
-        dropped <= splat(24u));
+    let significand = select(close, short, dropped <= splat(24u));
     let product = ((scale - splat(1u)) << splat(23u)) + significand;
     return select(product, splat(0u), bits == splat(0u));
 }

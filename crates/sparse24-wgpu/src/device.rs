@@ -12,7 +12,7 @@ use sparse24_core::op::StepState;
 
 use crate::{
     Error, Matrix,
-    kernels::{Kernel, NEEDS},
+    kernels::{Kernel, MOST_GROUPS, NEEDS},
 };
 
 mod adapters;
@@ -285,6 +285,8 @@ fn check_limits(limits: &wgpu::Limits, adapter: impl Fn() -> String) -> Result<(
         limits.max_compute_workgroup_storage_size,
         limits.max_storage_buffers_per_shader_stage,
         limits.max_compute_invocations_per_workgroup,
+        limits.max_compute_workgroup_size_x,
+        limits.max_compute_workgroups_per_dimension,
     ];
     match found.into_iter().zip(NEEDS).find(|(found, (_, needed))| found < needed) {
         None => Ok(()),
@@ -296,9 +298,7 @@ fn check_limits(limits: &wgpu::Limits, adapter: impl Fn() -> String) -> Result<(
 
 /// A grid of at least `groups` workgroups, continued in y where x is too small.
 fn grid(groups: usize) -> [u32; 2] {
-    /// WebGPU's minimum limit per dimension.
-    const MOST: usize = 65535;
-    let rows = groups.div_ceil(MOST);
+    let rows = groups.div_ceil(MOST_GROUPS as usize);
     [groups.div_ceil(rows) as u32, rows as u32]
 }
 

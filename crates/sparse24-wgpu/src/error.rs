@@ -96,6 +96,27 @@ fn listed(found: &[String]) -> String {
     }
 }
 
+/// Refuses an operand with gaps between its rows.
+pub(crate) fn check_contiguous(
+    operation: &'static str,
+    operand: &'static str,
+    m: Matrix,
+) -> Result<(), Error> {
+    let gaps = || Error::Invalid(format!("{operation}: the rows of {operand} have gaps"));
+    m.is_contiguous().then_some(()).ok_or_else(gaps)
+}
+
+/// Refuses an operand that has gaps or does not begin its buffer.
+pub(crate) fn check_leading(
+    operation: &'static str,
+    operand: &'static str,
+    m: Matrix,
+) -> Result<(), Error> {
+    check_contiguous(operation, operand, m)?;
+    let inside = || Error::Invalid(format!("{operation}: {operand} does not begin its buffer"));
+    (m.offset == 0).then_some(()).ok_or_else(inside)
+}
+
 /// Compares shapes of operands.
 pub(crate) fn check_shape(
     operation: &'static str,

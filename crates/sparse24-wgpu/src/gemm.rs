@@ -20,7 +20,7 @@ mod speed;
 /// reads less, but only a large product has enough such tiles to occupy a GPU.
 const TILE: usize = 64;
 const LARGE_TILE: usize = 128;
-/// Number of large output tiles that occupies any current GPU.
+/// Number of large output tiles that occupies an H100 or H200, of 132 multiprocessors.
 const ENOUGH: usize = 256;
 
 /// Offset of an operand, and its strides in elements from one row and one column to the next.

@@ -14,12 +14,17 @@ pub struct Kernel {
 }
 
 /// The most that a kernel needs, which every device that conforms to WebGPU offers: bytes of
-/// workgroup memory, storage buffers, and invocations of a workgroup.
-pub const NEEDS: [(&str, u32); 3] = [
+/// workgroup memory, storage buffers, invocations of a workgroup, in all and in x, and workgroups.
+pub const NEEDS: [(&str, u32); 5] = [
     ("max_compute_workgroup_storage_size", 16384),
     ("max_storage_buffers_per_shader_stage", 8),
     ("max_compute_invocations_per_workgroup", 256),
+    ("max_compute_workgroup_size_x", 256),
+    ("max_compute_workgroups_per_dimension", MOST_GROUPS),
 ];
+
+/// The most workgroups of a call in each dimension.
+pub const MOST_GROUPS: u32 = 65535;
 
 macro_rules! kernels {
     ($(

@@ -3,7 +3,11 @@
 //! Gradients are multiplied by the `loss_scale` of the step state. A target of `u32::MAX`
 //! contributes nothing.
 
-use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
+use crate::{
+    Device, Error, Matrix, WORKGROUP,
+    error::{check_contiguous, check_shape},
+    kernels,
+};
 
 /// Whether logits are overwritten with their gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +84,9 @@ fn row_constants(
     let [p, v] = logits.shape;
     check_shape("loss", "targets", [p, 1], targets)?;
     check_shape("loss", "losses", [p, 1], losses)?;
+    for (operand, found) in [("targets", targets), ("losses", losses)] {
+        check_contiguous("loss", operand, found)?;
+    }
     let ([offset, stride], places) = (logits.place(), [targets, losses].map(|m| m.offset as u32));
     let [of_targets, of_losses] = places;
     let (p, v) = (p as u32, v as u32);
@@ -106,6 +113,9 @@ pub fn span_loss(
     check_shape("span loss", "logits", [n * length, 2], logits)?;
     check_shape("span loss", "targets", [p, 1], targets)?;
     check_shape("span loss", "losses", [n, 1], losses)?;
+    for (operand, found) in [("targets", targets), ("lengths", lengths), ("losses", losses)] {
+        check_contiguous("span loss", operand, found)?;
+    }
     let [of_targets, of_lengths, of_losses] = [targets, lengths, losses].map(|m| m.offset as u32);
     let (n, length) = (n as u32, length as u32);
     let constants = [offset, stride, of_targets, of_lengths, of_losses, n, length, trains(pass)];

@@ -3,7 +3,10 @@
 use sparse24_core::op::{Adam, MaskedDecay, Optimizer, UpdateRule};
 
 use crate::{
-    Device, Error, Matrix, Tiles, WORKGROUP, elementwise::fill, error::check_shape, kernels,
+    Device, Error, Matrix, Tiles, WORKGROUP,
+    elementwise::fill,
+    error::{check_contiguous, check_shape},
+    kernels,
 };
 
 /// A parameter; all matrices are contiguous and have the shape of w.
@@ -43,7 +46,8 @@ impl Parameters {
     /// Takes the parameters, and allocates scratch for them under `purpose`.
     ///
     /// # Errors
-    /// [`Error::Shape`] unless all matrices of a parameter fit; those of [`Device::alloc`].
+    /// [`Error::Shape`] unless all matrices of a parameter fit; [`Error::Invalid`] for gaps between
+    /// rows; those of [`Device::alloc`].
     pub fn new(
         device: &mut Device,
         all: Vec<Parameter>,
@@ -52,7 +56,9 @@ impl Parameters {
         for Parameter { w, g, m, v, mask, .. } in &all {
             for (operand, found) in [("g", *g), ("m", *m), ("v", v.unwrap_or(*m))] {
                 check_shape("optimizer", operand, w.shape, found)?;
+                check_contiguous("optimizer", operand, found)?;
             }
+            check_contiguous("optimizer", "w", *w)?;
             if let Some(mask) = mask {
                 check_shape("optimizer", "w", mask.shape, *w)?;
             }

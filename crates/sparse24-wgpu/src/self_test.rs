@@ -42,10 +42,21 @@ impl Device {
 /// of integers, which is exact in f32, with the host's.
 pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
-    // Random bits: subnormal numbers, infinities and NaN among them.
     let stream = Stream::new(24, SITE, 0, 0);
     let word = |i: usize, j: usize| stream.words((i * SIDE + j) as u32)[0];
-    let values = Array2::from_shape_fn((SIDE, SIDE), |(i, j)| f32::from_bits(word(i, j)));
+    let values = Array2::from_shape_fn((SIDE, SIDE), |(i, j)| {
+        let (word, sign) = (word(i, j), word(i, j) & 1 << 31);
+        f32::from_bits(match 4 * i / SIDE {
+            // Any bits: infinities and NaN among them.
+            0 => word,
+            // One binade, where sums cancel.
+            1 => sign | 127 << 23 | word & 0x7f_ffff,
+            // Ties.
+            2 => sign | (126 + (word & 1)) << 23,
+            // Subnormal numbers and the smallest normal ones.
+            _ => sign | word & 0x1ff_ffff >> (word >> 28 & 7),
+        })
+    });
     let bits: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
     let w = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
     device.upload(w, &bits)?;
@@ -70,7 +81,8 @@ pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     if found.iter().zip(expected.iter()).any(|(&found, x)| found != x.to_bits()) {
         return Err(wrong(device, "sampled gradients"));
     }
-    let integers = values.map(|x| f32::from(x.to_bits() as u8) - 128.0);
+    let integers =
+        Array2::from_shape_fn((SIDE, SIDE), |(i, j)| f32::from(word(i, j) as u8) - 128.0);
     let bits: Vec<u32> = integers.iter().map(|x| x.to_bits()).collect();
     device.upload(w, &bits)?;
     let expected = integers.dot(&integers.t());

@@ -1,8 +1,14 @@
 //! Memory, copies, recorded work and refusals.
 
+use sparse24_core::{
+    mvue::Estimator,
+    philox::{Purpose, Site},
+};
 use sparse24_wgpu::{
-    Device, Error,
+    Device, Error, Matrix,
+    average::moving_average,
     elementwise::{copy, fill},
+    mvue::mvue_compress,
 };
 
 use crate::{Bits, open};
@@ -101,6 +107,16 @@ fn refusals_name_what_is_wrong() {
     assert!(error.to_string().contains(&device.name()), "{error}");
     let [a, b] = [[2, 3], [3, 2]].map(|shape| device.alloc("x", shape, "test").unwrap());
     assert!(matches!(copy(&mut device, a, b), Err(Error::Shape { .. })));
+    let site = Site::new(Purpose::Mvue, 1);
+    let gaps = Matrix { shape: [2, 2], ..a };
+    let inside = Matrix { offset: 1, ..a.reshaped([1, 2]) };
+    for refused in [
+        moving_average(&mut device, gaps, gaps, 0.5, b),
+        mvue_compress(&mut device, gaps, Estimator::Exact, site, gaps),
+        mvue_compress(&mut device, inside, Estimator::Exact, site, inside),
+    ] {
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    }
     fill(&mut device, a, 1).unwrap();
     assert_eq!(device.download(a).unwrap(), [1; 6], "a refused call leaves the device usable");
 }

@@ -1,6 +1,6 @@
 //! `sparse24 presets`, `estimate`, `doctor`, and how the command answers in general.
 
-use std::{fs, process::Stdio};
+use std::{env, fs, process::Stdio};
 
 use serde_json::{Value, json};
 
@@ -102,6 +102,11 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     let is_either = |of: &Value, key: &str| of[key].is_string() != of["problem"].is_string();
     for backend in &backends[1..] {
         assert!(is_either(backend, "sparse_products"), "{backend}");
+        let is_required = env::var_os("SPARSE24_REQUIRE_WGPU").is_some();
+        assert!(
+            backend["name"] != "wgpu" || !is_required || backend["problem"].is_null(),
+            "{backend}"
+        );
     }
     if cfg!(feature = "cuda") {
         let cuda = &report["cuda"];
