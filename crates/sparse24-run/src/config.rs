@@ -42,7 +42,7 @@ pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use run::{OnNonFinite, RunConfig};
 pub use unknown::unknown;
 
-use document::{DOCUMENT, apply, from_table, on_preset, overlay};
+use document::{DOCUMENT, apply, check_whole_numbers, from_table, on_preset, overlay};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -473,6 +473,7 @@ impl Config {
     /// its own lambda, unless the layer sets one or this one's is not its method's own; images and
     /// patches of another size bring the sequence length of a DeiT, unless the layer sets one.
     fn under(&self, document: Table, settings: &[String]) -> Result<Self, Error> {
+        check_whole_numbers(self)?;
         let sets_lambda = has(&document, "method", "lambda") || sets(settings, "method.lambda");
         let sets_length =
             has(&document, "model", "sequence_length") || sets(settings, "model.sequence_length");
@@ -498,6 +499,9 @@ impl Config {
     }
 
     /// The settings that make this configuration of its preset, each as `--set` takes it.
+    ///
+    /// # Panics
+    /// Like [`table_of`].
     #[must_use]
     pub fn overrides(&self) -> Vec<String> {
         let preset = preset::named(&self.preset).map(|preset| dotted(table_of(&preset)));
@@ -511,6 +515,9 @@ impl Config {
 
     /// The settings that decide the bits of the model or of its metrics: dotted keys and TOML
     /// values. Runs with equal decisive settings and data end with equal bits.
+    ///
+    /// # Panics
+    /// Like [`table_of`].
     #[must_use]
     pub fn decisive(&self) -> BTreeMap<String, String> {
         let mut settings = dotted(table_of(self));

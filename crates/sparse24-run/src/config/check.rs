@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use super::{Config, ModelConfig, ModelKind, preset, unknown, unknown::refuse};
+use super::{
+    Config, ModelConfig, ModelKind, document::check_whole_numbers, preset, unknown, unknown::refuse,
+};
 use crate::{
     Error,
     data::{FEWEST, TokenizerKind},
@@ -139,6 +141,8 @@ impl Config {
         let capabilities = (backend.capabilities)();
         capabilities.check_arithmetic(self.backend.arithmetic)?;
         self.method_value()?.check(self.steps)?;
+        // Last: a limit of a key's own says more.
+        check_whole_numbers(self)?;
         // No backend limits the vocabulary, which only the corpus knows.
         Ok(self.recipe(1)?.check(&capabilities)?)
     }

@@ -38,7 +38,28 @@ pub fn dotted(document: Table) -> BTreeMap<String, String> {
     settings
 }
 
+/// Refuses whole numbers that TOML cannot hold: no configuration could be read with them.
+pub(super) fn check_whole_numbers(config: &Config) -> Result<(), Error> {
+    fn check(value: &serde_json::Value, key: &str) -> Result<(), Error> {
+        if let Some(section) = value.as_object() {
+            let dotted = |name: &String| [key, name].join(".");
+            return section.iter().try_for_each(|(name, value)| check(value, &dotted(name)));
+        }
+        match value.as_u64() {
+            Some(found @ 0x8000_0000_0000_0000..) => {
+                let key = key.trim_start_matches('.');
+                Err(out_of_range(key, i64::MAX as u64, &found.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+    check(&serde_json::to_value(config).expect("plain values"), "")
+}
+
 /// The TOML table of a configuration.
+///
+/// # Panics
+/// For a whole number above [`i64::MAX`], which [`Config::check`] refuses.
 pub fn table_of(config: &Config) -> Table {
     // Through text, which writes an f32 in its shortest form.
     config.to_toml().parse().expect("a configuration is a TOML table")

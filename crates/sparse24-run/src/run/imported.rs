@@ -29,6 +29,7 @@ pub fn save_imported(
     tokenizer: Option<&Tokenizer>,
     directory: &Path,
 ) -> Result<PathBuf, Error> {
+    config.check()?;
     let vocabulary = weights
         .iter()
         .find(|tensor| tensor.name == config.model.token_table())

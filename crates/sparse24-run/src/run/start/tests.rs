@@ -97,6 +97,18 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
         let Err(error) = Run::start(config, dataset(), Given::default(), &path) else {
             panic!("{key}: it started");
         };
+        // Whole numbers that TOML cannot hold.
+        (changed(&|config| config.seed = u64::MAX), "seed"),
+        (changed(&|config| config.run.eval_tokens = usize::MAX), "run.eval_tokens"),
+        (changed(&|config| config.backend.gpu = i64::MAX as usize + 1), "backend.gpu"),
+        (changed(&|config| config.task.stride = usize::MAX), "task.stride"),
+    ] {
+        let layered = config.with_settings(&["run.keep_last=1".to_owned()]);
+        assert!(key == "data" || problem(layered).starts_with(key), "{key}");
+        let path = folder.path().join("run");
+        let Err(error) = Run::start(config, dataset(), Given::default(), &path) else {
+            panic!("{key}: it started");
+        };
         assert!(matches!(&error, Error::Setting { key: found, .. } if found == key), "{error}");
         assert!(!path.exists());
     }
