@@ -1,5 +1,7 @@
 //! Tensors of a checkpoint in host memory.
 
+use crate::Error;
+
 /// A named host tensor, row-major: f32, or with [`Values`] of any stored type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor<V = Vec<f32>> {
@@ -9,6 +11,17 @@ pub struct NamedTensor<V = Vec<f32>> {
     pub shape: Vec<usize>,
     /// One value per element of the shape.
     pub values: V,
+}
+
+impl NamedTensor {
+    /// Refuses weights that are given to a model and not all finite.
+    pub(crate) fn check_finite(&self) -> Result<(), Error> {
+        let Some(at) = self.values.iter().position(|value| !value.is_finite()) else {
+            return Ok(());
+        };
+        let problem = format!("holds {} at element {at}, expected finite values", self.values[at]);
+        Err(Error::Parameter { name: self.name.clone(), problem })
+    }
 }
 
 /// Values of one of the types that a checkpoint stores.

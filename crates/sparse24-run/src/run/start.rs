@@ -39,7 +39,8 @@ use sparse24_train::{
 /// Inputs of a new run besides its configuration and data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
-    /// Initial weights; random ones otherwise.
+    /// Initial weights, of the parameters' shapes (`[out, in]`, where the `Conv1D` of Hugging Face's
+    /// GPT-2 has `[in, out]`); random ones otherwise.
     pub weights: Option<&'a [NamedTensor]>,
     /// Plans of another run, to reproduce its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
@@ -144,6 +145,7 @@ impl Run {
             plans::use_file(&mut trainer, path)?;
         }
         if let Some(weights) = initial {
+            check_given(weights, &trainer)?;
             let named: Vec<_> = weights
                 .iter()
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
@@ -478,6 +480,26 @@ impl Run {
             lost: false,
         }
     }
+}
+
+/// Refuses given weights of another shape than their parameter's, such as `[in, out]`, which is as
+/// large as `[out, in]`, or with values that are not finite.
+fn check_given(weights: &[NamedTensor], trainer: &Trainer) -> Result<(), Error> {
+    for parameter in trainer.parameters().iter() {
+        let (name, expected) = (&parameter.spec.name, parameter.spec.shape);
+        let Some(given) = weights.iter().find(|tensor| tensor.name == *name) else { continue };
+        // Checkpoints hold a single row as a vector.
+        if given.shape != expected && (expected[0] != 1 || given.shape != expected[1..]) {
+            let advice = match given.shape == [expected[1], expected[0]] {
+                true => "; transpose it",
+                false => "",
+            };
+            let problem = format!("expected the shape {expected:?}, found {:?}", given.shape);
+            return Err(Error::Parameter { name: name.clone(), problem: problem + advice });
+        }
+        given.check_finite()?;
+    }
+    Ok(())
 }
 
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.

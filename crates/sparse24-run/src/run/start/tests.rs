@@ -92,11 +92,6 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
         (changed(&|config| config.steps = 0), "steps"),
         (changed(&|config| config.data.validation_share = 0.3), "data"),
         (changed(&|config| config.data.path = "elsewhere".to_owned()), "data"),
-    ] {
-        let path = folder.path().join("run");
-        let Err(error) = Run::start(config, dataset(), Given::default(), &path) else {
-            panic!("{key}: it started");
-        };
         // Whole numbers that TOML cannot hold.
         (changed(&|config| config.seed = u64::MAX), "seed"),
         (changed(&|config| config.run.eval_tokens = usize::MAX), "run.eval_tokens"),
@@ -111,6 +106,30 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
         };
         assert!(matches!(&error, Error::Setting { key: found, .. } if found == key), "{error}");
         assert!(!path.exists());
+    }
+}
+
+#[test]
+fn given_weights_must_fit_and_be_finite() {
+    let config = tiny("dense");
+    let given = checkpoint_of(&config).weights;
+    let at = |name: &str| given.iter().position(|tensor| tensor.name.ends_with(name)).unwrap();
+    let (matrix, vector) = (at("c_fc.weight"), at("ln_1.weight"));
+    let folder = tempfile::tempdir().unwrap();
+    for (index, shape, value, expected) in [
+        (matrix, vec![8, 16], 1.0, "expected the shape [16, 8], found [8, 16]; transpose it"),
+        (matrix, vec![128], 1.0, "expected the shape [16, 8], found [128]"),
+        (vector, vec![2, 4], 1.0, "expected the shape [1, 8], found [2, 4]"),
+        (vector, vec![8], f32::NAN, "holds NaN at element 0, expected finite values"),
+        (vector, vec![1, 8], 1.0, ""),
+    ] {
+        let (mut weights, path) = (given.clone(), folder.path().join("run"));
+        (weights[index].shape, weights[index].values[0]) = (shape, value);
+        let given = Given { weights: Some(&weights), ..Given::default() };
+        let started = Run::start(config.clone(), dataset(), given, &path).map(|_| ());
+        let found = started.err().map_or_else(String::new, |error| error.to_string());
+        assert!(found.ends_with(expected) && found.is_empty() == expected.is_empty(), "{found}");
+        assert_eq!(path.exists(), expected.is_empty(), "{found}");
     }
 }
 
