@@ -478,6 +478,7 @@ impl Run {
             reference: None,
             finished: None,
             lost: false,
+            must_resume: false,
         }
     }
 }

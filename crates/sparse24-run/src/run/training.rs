@@ -62,6 +62,9 @@ pub struct Run {
     pub(super) finished: Option<StepMetrics>,
     /// Whether metrics of steps before this start are lost.
     pub(super) lost: bool,
+    /// Whether training is going on, or a panic or an error ended it: what was to follow the last
+    /// step may be missing.
+    pub(super) must_resume: bool,
 }
 
 /// Result of [`Run::train`].
@@ -150,15 +153,23 @@ impl Run {
     /// Trains to the last step, or until the observer asks to stop. A save in flight is always
     /// completed.
     ///
+    /// After an error other than [`Error::Interrupted`], or a panic of the observer, the run must
+    /// be dropped and [resumed](Run::resume).
+    ///
     /// # Errors
     /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and
     /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint is kept. Errors from the run
-    /// directory, and from saving, after the current step.
+    /// directory, and from saving, after the current step. [`Error::File`] for a run that must be
+    /// resumed.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         on_configured(self.config.backend.threads, || self.train_here(observer))
     }
 
     fn train_here(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+        if std::mem::replace(&mut self.must_resume, true) {
+            let problem = "its training ended with an error or a panic; drop it and resume the run";
+            return Err(Error::file(self.path(), problem));
+        }
         let steps = self.steps(observer);
         let ending = match &steps {
             Ok(Ended::Finished(_)) => Some(Ending::Finished),
@@ -184,6 +195,7 @@ impl Run {
             // The error itself matters more than a log that cannot be written.
             Err(error) => drop(self.log.line(&error.to_string())),
         }
+        self.must_resume = !matches!(&ended, Ok(_) | Err(Error::Interrupted));
         ended
     }
 

@@ -1,6 +1,11 @@
 //! Starts and imports when the disk fails, or the process dies, at any file operation; identities.
 
-use std::{collections::BTreeSet, fs, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use super::*;
 use crate::{
@@ -8,7 +13,7 @@ use crate::{
     config::{NEUTRAL, dotted, table_of},
     disk::fault::{self, Fault, Plan},
     error::problem,
-    run::{Observer, RunData, components::new_trainer, open_data, save_imported},
+    run::{Observer, Part, RunData, components::new_trainer, open_data, save_imported},
 };
 use sparse24_core::{MaskKind::Transposable, op::Activation};
 use sparse24_train::{estimate::estimate, model::Sparsify};
@@ -131,6 +136,28 @@ fn given_weights_must_fit_and_be_finite() {
         assert!(found.ends_with(expected) && found.is_empty() == expected.is_empty(), "{found}");
         assert_eq!(path.exists(), expected.is_empty(), "{found}");
     }
+}
+
+/// Panics in evaluations.
+struct Panicking;
+
+impl Observer for Panicking {
+    fn working(&mut self, part: Part, _: usize, _: usize) {
+        assert!(part != Part::Evaluation, "as planned");
+    }
+}
+
+#[test]
+fn a_run_whose_observer_panicked_must_be_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let mut run = Run::start(tiny("dense"), dataset(), Given::default(), &path).unwrap();
+    let panics = AssertUnwindSafe(|| run.train(&mut Panicking));
+    assert!(catch_unwind(panics).is_err());
+    assert!(problem(run.train(&mut ())).contains("resume the run"));
+    drop(run);
+    Run::resume(&path, &Resume::default()).unwrap().train(&mut ()).unwrap();
+    assert_eq!(MetricsLog::read(&path.join("metrics.jsonl")).unwrap().len(), 2);
 }
 
 #[test]
