@@ -11,7 +11,7 @@ use crate::{
     limits::{self, MOST, MOST_LAYERS, share},
     method::Method,
     nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity, no_text},
-    objective::Batch,
+    objective::{Batch, Inputs},
     optim::UpdateRule,
 };
 
@@ -30,7 +30,7 @@ pub use transformer::{DecodingStep, TransformerSpec};
 
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
 pub trait Model: Send {
-    /// Copies a batch to the device, for the calls that follow.
+    /// Copies a [complete](Batch::complete) batch to the device, for the calls that follow.
     fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error>;
 
     /// Forward and backward of the uploaded batch: [`Model::loss`], and the gradients of the step's
@@ -126,6 +126,19 @@ impl ModelSpec {
             Self::Gpt2(spec) => spec.vocabulary,
             Self::Bert(spec) | Self::CrammedBert(spec) => spec.vocabulary,
             Self::Transformer(spec) => spec.vocabulary,
+        }
+    }
+
+    /// The inputs that it reads.
+    #[must_use]
+    pub fn inputs(&self) -> Inputs {
+        match self {
+            Self::Gpt2(spec) if spec.prediction.is_none() => Inputs::Tokens,
+            Self::Gpt2(_) | Self::Bert(_) | Self::CrammedBert(_) => Inputs::Sequences,
+            Self::Deit(DeitSpec { image_size: n, .. }) => {
+                Inputs::Images(n.saturating_mul(*n).saturating_mul(3))
+            }
+            Self::Transformer(_) => Inputs::Translation,
         }
     }
 

@@ -16,7 +16,7 @@ pub struct Batch {
     /// `[size, sequence_length - 1]` patches, row by row of an image, each with its pixels
     /// `[3, patch size, patch size]` by channel, row and column. Empty if the inputs are tokens.
     pub pixels: Vec<f32>,
-    /// Input ids of an encoder, the shape of `tokens`, for a model that has one.
+    /// Input ids of an encoder, the shape of `tokens`; empty if the model has none.
     pub source: Vec<u32>,
     /// Targets `[size, sequence_length]`: ids of tokens or of classes, or the bits of f32 values;
     /// [`IGNORE`](HeadLoss::IGNORE) where there is none. A fine-tuned model reads the rows that
@@ -24,7 +24,7 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Segment of each token, 0 or 1; empty if all are 0.
     pub segments: Vec<u32>,
-    /// Tokens of each sequence that are no padding, of `source` if there is one; empty if none are.
+    /// Tokens of each sequence that are no padding, of `source` if there is one; empty if all are.
     /// A causal model ignores it, but for spans: padding comes last, and its targets are ignored.
     pub lengths: Vec<u32>,
     /// Second targets `[size]` of sequences that were mixed from two; empty if none were.
@@ -39,6 +39,19 @@ pub struct Batch {
     pub shape: Option<BatchShape>,
 }
 
+/// The inputs that a model reads; a batch has these and no others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inputs {
+    /// Tokens.
+    Tokens,
+    /// Tokens, in no more sequences than the recipe says, however short.
+    Sequences,
+    /// Tokens, and a source.
+    Translation,
+    /// Images with this many values each.
+    Images(usize),
+}
+
 impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
@@ -51,43 +64,48 @@ impl Batch {
         (*counted, *shape) = (0, None);
     }
 
-    /// Refuses a batch that does not consist of whole sequences of this shape, or of its own, which
-    /// must fit into this one. Returns the batch's shape.
-    pub(crate) fn check(&self, most: BatchShape) -> Result<BatchShape, Error> {
+    /// Fills in lengths that are left out, and refuses a batch that does not consist of these inputs
+    /// in whole sequences of this shape, or of its own, which must fit into this one. Returns the
+    /// batch's shape.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] names what does not fit.
+    pub fn complete(&mut self, most: BatchShape, inputs: Inputs) -> Result<BatchShape, Error> {
         let shape = self.shape.unwrap_or(most);
         let BatchShape { size, sequence_length } = shape;
-        if shape.tokens() > most.tokens() || sequence_length > most.sequence_length {
-            return Err(Error::Operand {
-                operation: "batch",
-                operand: "the shape",
-                expected: [most.size, most.sequence_length],
-                found: [size, sequence_length],
-            });
+        let is_larger = shape.tokens() > most.tokens() || sequence_length > most.sequence_length;
+        let is_more = inputs == Inputs::Sequences && size > most.size;
+        if is_larger || is_more || shape.tokens() == 0 {
+            let (operation, operand) = ("batch", "the shape");
+            let (expected, found) = ([most.size, most.sequence_length], [size, sequence_length]);
+            return Err(Error::Operand { operation, operand, expected, found });
         }
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
-        let segments = if self.segments.is_empty() { [0, 1] } else { [size, sequence_length] };
-        let lengths = if self.lengths.is_empty() { 0 } else { size };
+        let (none, whole) = ([0, 1], [size, sequence_length]);
+        let [tokens, source, pixels] = match inputs {
+            Inputs::Tokens | Inputs::Sequences => [whole, none, none],
+            Inputs::Translation => [whole, whole, none],
+            Inputs::Images(values) => [none, none, [size, values]],
+        };
+        let segments = if self.segments.is_empty() { none } else { whole };
         let mixed = if self.shares.is_empty() { 0 } else { size };
-        // Images have no tokens; the model checks their pixels, whose number it knows.
-        let tokens = if self.pixels.is_empty() { [size, sequence_length] } else { [0, 1] };
-        let source = if self.source.is_empty() { [0, 1] } else { [size, sequence_length] };
+        if self.lengths.is_empty() {
+            self.lengths.resize(size, sequence_length as u32);
+        }
         for (operand, expected, found) in [
             ("tokens", tokens, self.tokens.len()),
             ("source", source, self.source.len()),
-            ("targets", [size, sequence_length], self.targets.len()),
+            ("pixels", pixels, self.pixels.len()),
+            ("targets", whole, self.targets.len()),
             ("segments", segments, self.segments.len()),
-            ("lengths", [lengths, 1], self.lengths.len()),
+            ("lengths", [size, 1], self.lengths.len()),
             ("second targets", [mixed, 1], self.second_targets.len()),
             ("shares", [mixed, 1], self.shares.len()),
             ("the number of targets that count", [found, 1], self.counted),
         ] {
             if expected[0] * expected[1] != found {
-                return Err(Error::Operand {
-                    operation: "batch",
-                    operand,
-                    expected,
-                    found: [found, 1],
-                });
+                let (operation, found) = ("batch", [found, 1]);
+                return Err(Error::Operand { operation, operand, expected, found });
             }
         }
         Ok(shape)
@@ -178,7 +196,7 @@ impl MaskedLm {
 
 /// Where the batches of training come from.
 pub trait Objective {
-    /// Fills the micro-batch of an optimizer step (from 1) and a micro-step (from 0): as many
+    /// Fills the empty micro-batch of an optimizer step (from 1) and a micro-step (from 0): as many
     /// sequences, of the length, that the recipe says, or of a [shape](Batch::shape) within it.
     /// Batches of a length have one size. Fails only if the data cannot be read.
     fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError>;
@@ -194,7 +212,7 @@ impl<T: Objective + ?Sized> Objective for Box<T> {
 pub trait Evaluation {
     /// Number of sequences.
     fn sequences(&self) -> usize;
-    /// Fills a batch with `shape.size` sequences from `first` on. Fails as [`Objective::fill`].
+    /// Fills an empty batch with `shape.size` sequences from `first` on. Fails as [`Objective::fill`].
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError>;
 }
 
@@ -223,45 +241,5 @@ impl Metrics {
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.targets as f64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn special_tokens_and_padding_are_never_targets() {
-        let rule = MaskedLm {
-            seed: 1,
-            probability: 0.5,
-            mask_token: 4,
-            vocabulary: 9,
-            special_tokens: vec![0, 3, 4],
-        };
-        let tokens: Vec<u32> = (0..640).map(|i| i % 9).collect();
-        let mut batch = Batch { tokens: tokens.clone(), ..Batch::default() };
-        batch.lengths.resize(40, 12);
-        rule.mask(1, 0, 16, &mut batch);
-        let mut counts = [0; 4];
-        for (i, (&target, (&before, &after))) in
-            (0..).zip(batch.targets.iter().zip(tokens.iter().zip(&batch.tokens)))
-        {
-            if target == HeadLoss::IGNORE {
-                assert_eq!(before, after, "token {i} changed");
-                continue;
-            }
-            assert_eq!(target, before, "token {i}");
-            assert!(i % 16 < 12 && !rule.special_tokens.contains(&before), "token {i}");
-            counts[0] += 1;
-            counts[1] += usize::from(after == 4);
-            counts[2] += usize::from(after == before);
-            counts[3] += usize::from(after != before && after != 4);
-        }
-        // Of 320 tokens half, and of these 80 %, 10 % and 10 %.
-        assert_eq!(counts[0], batch.counted);
-        let [all, masked, same, random] = counts;
-        assert!((120..200).contains(&all) && (90..160).contains(&masked), "{counts:?}");
-        assert!(same > 0 && random > 0, "{counts:?}");
     }
 }

@@ -472,12 +472,19 @@ impl Trainer {
         objective: &dyn Objective,
         state: StepState,
     ) -> Result<BatchShape, Error> {
+        self.batch.clear();
+        objective.fill(state.step, state.micro_step, &mut self.batch)?;
+        let shape = self.upload_batch(self.recipe.batch)?;
+        let micro_steps = f64::from(self.recipe.gradient_accumulation.of(state.step));
+        let targets = self.batch.counted.max(1) as f64 * micro_steps;
+        self.backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
+        Ok(shape)
+    }
+
+    /// Brings the batch to the device. Returns its shape, which is at most this.
+    fn upload_batch(&mut self, most: BatchShape) -> Result<BatchShape, Error> {
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
-        objective.fill(state.step, state.micro_step, batch)?;
-        let shape = batch.check(recipe.batch)?;
-        let targets =
-            batch.counted.max(1) as f64 * f64::from(recipe.gradient_accumulation.of(state.step));
-        backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
+        let shape = batch.complete(most, recipe.model.inputs())?;
         model.upload(&mut **backend, batch)?;
         Ok(shape)
     }

@@ -8,11 +8,11 @@ use sparse24_core::{
 };
 use sparse24_train::{
     Error, ErrorKind,
-    backend::Capabilities,
+    backend::{Capabilities, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, Gpt2Spec, ModelSpec},
-    nn::BatchShape,
-    objective::{Batch, DataError, Objective},
+    nn::{BatchShape, Prediction},
+    objective::{Batch, DataError, MaskedLm, Objective},
     optim::AdamVariant,
     schedule::{Decay, GradientAccumulation, Schedule},
     trainer::{FlipSampling, ParameterState, Recipe, Trainer, overall_flip_rate},
@@ -397,20 +397,47 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         assert!(error.to_string().starts_with(expected), "{error}");
     }
 
-    let mut trainer = fixture::trainer(cpu(), &recipe);
-    let before = bits(&mut trainer);
-    for change in [
-        (|batch| batch.clear()) as fn(&mut Batch),
-        |batch| batch.tokens.truncate(14),
-        |batch| batch.targets.push(0),
-        |batch| batch.lengths.push(7),
-        |batch| batch.counted -= 1,
-    ] {
-        let changed = Changed { noise: Noise::of(&recipe), change };
-        let error = trainer.train_step(&changed, FlipSampling::Skip).expect_err("no batch");
-        assert!(matches!(error, Error::Operand { operation: "batch", .. }), "{error}");
-        assert!(bits(&mut trainer) == before, "the weights were updated");
+    type Change = fn(&mut Batch);
+    let images_for_tokens: Change = |batch| {
+        batch.tokens.clear();
+        batch.pixels.push(0.0);
+    };
+    let gpt2: fn(Recipe) -> Recipe = |recipe| recipe;
+    let cases: [(_, Change); 15] = [
+        (gpt2, |batch| batch.clear()),
+        (gpt2, |batch| batch.tokens.truncate(14)),
+        (gpt2, |batch| batch.targets.push(0)),
+        (gpt2, |batch| batch.lengths.push(7)),
+        (gpt2, |batch| batch.counted -= 1),
+        (gpt2, images_for_tokens),
+        (gpt2, |batch| batch.source.clone_from(&batch.tokens)),
+        (gpt2, |batch| shape_of_nothing(batch, 3)),
+        (gpt2, |batch| shape_of_nothing(batch, usize::MAX)),
+        (fixture::bert, images_for_tokens),
+        (fixture::bert, |batch| {
+            batch.lengths.clear();
+            batch.shape = Some(BatchShape { size: 21, sequence_length: 1 });
+        }),
+        (fixture::crammed_bert, images_for_tokens),
+        (fixture::transformer, |batch| batch.source.clear()),
+        (fixture::deit, |batch| batch.pixels.clear()),
+        (fixture::deit, |batch| batch.tokens.resize(batch.targets.len(), 0)),
+    ];
+    for (case, (of, change)) in cases.into_iter().enumerate() {
+        let recipe = of(recipe.clone());
+        let (mut trainer, noise) = (fixture::trainer(cpu(), &recipe), Noise::of(&recipe));
+        let before = bits(&mut trainer);
+        let refused = trainer.train_step(&Changed { noise, change }, FlipSampling::Skip);
+        let error = refused.expect_err("no batch");
+        assert!(matches!(error, Error::Operand { operation: "batch", .. }), "{case}: {error}");
+        assert!(bits(&mut trainer) == before, "{case}: the weights were updated");
+        trainer.train_step(&noise, FlipSampling::Skip).expect("a batch");
     }
+}
+
+fn shape_of_nothing(batch: &mut Batch, size: usize) {
+    batch.clear();
+    batch.shape = Some(BatchShape { size, sequence_length: 0 });
 }
 
 /// Batches of another shape.
@@ -425,4 +452,65 @@ impl Objective for Changed {
         (self.change)(batch);
         Ok(())
     }
+}
+
+/// Also after a batch with padding.
+#[test]
+fn a_batch_without_lengths_has_no_padding() {
+    let mut spans = fixture::recipe(fst(LAMBDA));
+    fixture::change(&mut spans, |spec| spec.prediction = Some(Prediction::Span));
+    let recipe = fixture::recipe(fst(LAMBDA));
+    for recipe in [
+        fixture::bert(recipe.clone()),
+        fixture::crammed_bert(recipe.clone()),
+        fixture::transformer(recipe),
+        fixture::bert(spans.clone()),
+        spans,
+    ] {
+        let noise = Noise::of(&recipe);
+        let run = |change: fn(&mut Batch)| {
+            let mut trainer = fixture::trainer(cpu(), &recipe);
+            trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+            trainer.train_step(&Changed { noise, change }, FlipSampling::Skip).expect("finite");
+            bits(&mut trainer)
+        };
+        let whole = run(|batch| batch.lengths = vec![7; 3]);
+        assert!(run(|batch| batch.lengths.clear()) == whole, "{:?}", recipe.model);
+    }
+}
+
+#[test]
+fn special_tokens_and_padding_are_never_targets() {
+    let rule = MaskedLm {
+        seed: 1,
+        probability: 0.5,
+        mask_token: 4,
+        vocabulary: 9,
+        special_tokens: vec![0, 3, 4],
+    };
+    let tokens: Vec<u32> = (0..640).map(|i| i % 9).collect();
+    let mut batch = Batch::default();
+    batch.tokens.clone_from(&tokens);
+    batch.lengths.resize(40, 12);
+    rule.mask(1, 0, 16, &mut batch);
+    let mut counts = [0; 4];
+    for (i, (&target, (&before, &after))) in
+        (0..).zip(batch.targets.iter().zip(tokens.iter().zip(&batch.tokens)))
+    {
+        if target == HeadLoss::IGNORE {
+            assert_eq!(before, after, "token {i} changed");
+            continue;
+        }
+        assert_eq!(target, before, "token {i}");
+        assert!(i % 16 < 12 && !rule.special_tokens.contains(&before), "token {i}");
+        counts[0] += 1;
+        counts[1] += usize::from(after == 4);
+        counts[2] += usize::from(after == before);
+        counts[3] += usize::from(after != before && after != 4);
+    }
+    // Of 320 tokens half, and of these 80 %, 10 % and 10 %.
+    assert_eq!(counts[0], batch.counted);
+    let [all, masked, same, random] = counts;
+    assert!((120..200).contains(&all) && (90..160).contains(&masked), "{counts:?}");
+    assert!(same > 0 && random > 0, "{counts:?}");
 }

@@ -46,8 +46,7 @@ pub trait PredictionHead: core::fmt::Debug + Send {
         Sharing::Alone
     }
 
-    /// Copies the targets of a batch to the device, and its lengths, which are empty if no token is
-    /// padding.
+    /// Copies the targets of a batch to the device, and the lengths of its sequences.
     fn upload(
         &self,
         backend: &mut dyn Backend,

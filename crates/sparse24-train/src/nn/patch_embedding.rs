@@ -89,23 +89,14 @@ impl PatchEmbedding {
         self.patches + 1
     }
 
-    /// Copies the pixels of whole images to the device.
-    ///
-    /// # Errors
-    /// [`Error::Operand`] for pixels of another number than this many images have; errors from the
-    /// backend.
+    /// Copies the pixels of this many whole images to the device.
     pub fn upload(
         &self,
         backend: &mut dyn Backend,
         images: usize,
         pixels: &[f32],
     ) -> Result<(), Error> {
-        let expected = [images * self.patches, self.pixels.shape[1]];
-        if pixels.len() != expected[0] * expected[1] {
-            let (operation, operand, found) = ("batch", "pixels", [pixels.len(), 1]);
-            return Err(Error::Operand { operation, operand, expected, found });
-        }
-        let tokens = self.patches + 1;
+        let tokens = self.tokens();
         let p = images * tokens;
         let row = |token: usize| match token % tokens {
             0 => HeadLoss::IGNORE,
@@ -114,7 +105,7 @@ impl PatchEmbedding {
         let kinds: Vec<u32> = (0..p).map(|token| u32::from(token % tokens > 0)).collect();
         backend.upload_ids(self.kinds.first_rows(p), &kinds)?;
         backend.upload_ids(self.rows.first_rows(p), &(0..p).map(row).collect::<Vec<_>>())?;
-        backend.upload(self.pixels.first_rows(expected[0]), pixels)
+        backend.upload(self.pixels.first_rows(images * self.patches), pixels)
     }
 
     /// Two parts whose sum is the tokens: the projected patches in `x`, the rows of the tables in

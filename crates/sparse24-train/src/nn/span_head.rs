@@ -19,19 +19,17 @@ pub struct SpanHead {
     /// Its input of the last forward pass `[p, d]`.
     x: Tensor,
     lengths: Tensor,
-    sequence_length: usize,
 }
 
 impl SpanHead {
     /// Allocates the layer, which has Hugging Face's name, for inputs x.
     pub fn new(builder: &mut Builder<'_>, x: Tensor, init: Init) -> Result<Self, Error> {
         let [rows, d_model] = x.shape;
-        let batch = builder.batch();
-        let shape = [batch.size, 1];
+        let shape = [builder.batch().size, 1];
         let lengths = builder.tensor("span lengths", shape, DType::U32, Region::Activations)?;
         let output = (TargetLoss::Span { lengths }, [Prediction::Span.outputs(), d_model]);
         let head = Head::untied(builder, "qa_outputs", output, Bias::Present, init, rows)?;
-        Ok(Self { head, x, lengths, sequence_length: batch.sequence_length })
+        Ok(Self { head, x, lengths })
     }
 }
 
@@ -42,10 +40,7 @@ impl PredictionHead for SpanHead {
         targets: &[u32],
         lengths: &[u32],
     ) -> Result<(), Error> {
-        let n = targets.len() / self.sequence_length;
-        let whole = vec![self.sequence_length as u32; if lengths.is_empty() { n } else { 0 }];
-        let lengths = if lengths.is_empty() { &whole } else { lengths };
-        backend.upload_ids(self.lengths.first_rows(n), lengths)?;
+        backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
         self.head.upload(backend, targets, lengths)
     }
 

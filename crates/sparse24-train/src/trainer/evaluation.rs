@@ -58,10 +58,10 @@ impl Trainer {
             self.check_interrupt()?;
             let size = size.min(data.sequences() - first);
             let shape = BatchShape { size, ..self.recipe.batch };
+            self.batch.clear();
             data.fill(first, shape, &mut self.batch)?;
-            let shape = self.batch.check(shape)?;
+            let shape = self.upload_batch(shape)?;
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
-            model.upload(&mut **backend, batch)?;
             let pass = recipe.pass(&mut **backend, &phase, shape);
             let mut pass = Pass { dropout: 0.0, ..pass };
             model.evaluate(&mut pass)?;

@@ -46,10 +46,10 @@ impl Trainer {
     /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for a batch that
     /// is not one; errors from the backend.
     pub fn encode(&mut self, batch: &Batch) -> Result<(), Error> {
-        let shape = batch.check(self.recipe.batch)?;
+        self.batch.clone_from(batch);
+        let shape = self.upload_batch(self.recipe.batch)?;
         let phase = *self.phase();
         let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
-        model.upload(&mut **backend, batch)?;
         let pass = recipe.pass(&mut **backend, &phase, shape);
         model.encode(&mut Pass { dropout: 0.0, ..pass })
     }
