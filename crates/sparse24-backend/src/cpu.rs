@@ -14,13 +14,13 @@ use sparse24_core::{
 };
 use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd, strips::Strips};
 
-use self::buffers::{Buffers, full, view_mut};
+use self::buffers::{Buffers, view_mut};
 use super::op::Orientation;
 use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
     OptimizerEntry, Region, StepReport, Tensor, bytes,
 };
-use crate::Error;
+use crate::{Error, host::full};
 
 mod buffers;
 mod dense;

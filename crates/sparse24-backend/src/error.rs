@@ -27,7 +27,6 @@ pub enum ErrorKind {
 }
 
 /// Advice where memory does not suffice.
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 pub(crate) const LESS_MEMORY: &str = "lower batch.size (and raise \
     batch.gradient_accumulation_steps), set model.activation_checkpointing = \"blocks\", or train \
     a smaller model";

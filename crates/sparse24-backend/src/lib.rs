@@ -31,6 +31,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod group;
+mod host;
 pub mod limits;
 pub mod op;
 pub mod reduce;
@@ -41,6 +42,7 @@ pub mod wgpu;
 
 pub use capabilities::{Capabilities, Extent, Limit, Requirement};
 pub use error::{DataError, Error, ErrorKind};
+pub use host::zeros;
 pub use op::{Op, OptimizerEntry};
 pub use reduce::Stage;
 pub use shape_only::{Footprint, POOLS, ShapeOnly, bytes};

@@ -14,7 +14,7 @@ use sparse24_train::{
     estimate::estimate,
     method::{Method, PhaseKind},
     optim::{Adam, UpdateRule},
-    trainer::{FlipSampling, ParameterState, Recipe, Trainer},
+    trainer::{FlipSampling, ParameterState, Progress, Recipe, Trainer},
 };
 
 use super::fixture::{self, Noise, cpu, gpt2};
@@ -114,6 +114,13 @@ fn step_freezes_its_variance_where_it_has_settled() {
             before = after;
         }
         assert_eq!((end, trainer.progress().ends.get(&0)), (Some(expected), Some(&expected)));
+        // A step without a phase before it, one to come, and phases that have no criterion.
+        for (phase, end) in [(0, 0), (0, recipe.steps), (1, 2), (9, 2)] {
+            let progress = Progress { ends: [(phase, end)].into(), ..Progress::from(3) };
+            let states = trainer.parameter_states().expect("downloads");
+            let error = trainer.restore(progress, &states).expect_err("no end").to_string();
+            assert!(error.starts_with("phase_ends: "), "{error}");
+        }
     }
 }
 

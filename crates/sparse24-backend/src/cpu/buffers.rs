@@ -7,7 +7,7 @@ use std::mem;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ShapeBuilder};
 
-use crate::{DType, Error, Region, Tensor, bytes, error::LESS_MEMORY};
+use crate::{DType, Error, Region, Tensor, zeros};
 
 /// All dense buffers, in the order of allocation.
 #[derive(Default)]
@@ -121,25 +121,6 @@ impl Buffers {
     pub(super) fn bytes(&self, region: Region) -> usize {
         self.0.iter().filter(|buffer| buffer.region == region).map(Buffer::bytes).sum()
     }
-}
-
-/// The elements of a matrix, all zero. Unlike `vec![0; n]`, it does not abort without memory.
-pub(super) fn zeros<T: Clone + Default>(
-    name: &str,
-    [rows, columns]: [usize; 2],
-) -> Result<Vec<T>, Error> {
-    let elements = rows.saturating_mul(columns);
-    let mut data = Vec::new();
-    data.try_reserve_exact(elements)
-        .map_err(|_| full(name, bytes([rows, columns], size_of::<T>() as u64)))?;
-    data.resize(elements, T::default());
-    Ok(data)
-}
-
-/// The error where memory does not suffice.
-pub(super) fn full(name: &str, bytes: u64) -> Error {
-    let mib = bytes >> 20;
-    Error::Device(format!("{name} needs {mib} MiB of memory, which are not free; {LESS_MEMORY}"))
 }
 
 pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {

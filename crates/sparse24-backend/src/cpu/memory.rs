@@ -4,10 +4,10 @@ use ndarray::ArrayView2;
 use sparse24_core::Mask;
 use sparse24_cpu::strips::Strips;
 
-use super::{CpuBackend, Operands, buffers::zeros};
+use super::{CpuBackend, Operands};
 use crate::{
     DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
-    op::Orientation,
+    op::Orientation, zeros,
 };
 
 impl Memory for CpuBackend {

@@ -12,7 +12,7 @@ use crate::{
     checkpoint::{Checkpoint, NamedTensor, PhaseEnd, State, Values},
 };
 use sparse24_train::{
-    method::Ends,
+    method::{Ends, Phase},
     trainer::{ParameterState, Progress, Trainer},
 };
 
@@ -128,9 +128,13 @@ pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(
         Values::F32(changes) if tensor.name == VARIANCE_CHANGES => Some(changes.clone()),
         _ => None,
     });
+    // Those of another method's phases are nothing to this one.
+    let phases = &trainer.recipe().method.phases;
+    let mut ends = ends(&checkpoint.state);
+    ends.retain(|&phase, _| phases.get(phase).is_some_and(Phase::watches));
     let progress = Progress {
         step: checkpoint.state.step,
-        ends: ends(&checkpoint.state),
+        ends,
         variance_changes: changes.unwrap_or_default(),
     };
     Ok(trainer.restore(progress, &parameter_states(checkpoint)?)?)

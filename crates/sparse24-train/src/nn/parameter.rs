@@ -279,45 +279,39 @@ impl Parameters {
     /// and uploads the constants.
     ///
     /// # Errors
-    /// Errors of [`crate::backend::Memory::upload`].
+    /// Errors of [`crate::backend::zeros`] and [`crate::backend::Memory::upload`].
     pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
-        for (number, parameter) in self.all.iter().enumerate() {
-            let elements = parameter.weight.elements();
-            let values = match parameter.spec.init {
-                Init::Constant(value) => vec![value; elements],
+        for (number, Parameter { spec, weight, .. }) in self.all.iter().enumerate() {
+            let mut values = crate::backend::zeros(&spec.name, weight.shape)?;
+            let stream = Stream::new(seed, Site::new(Purpose::Initialization, number as u32), 0, 0);
+            match spec.init {
+                Init::Constant(value) => values.fill(value),
                 Init::Normal(deviation) => {
-                    drawn(seed, number, elements, |words| normals(words).map(|z| z * deviation))
+                    draw(&stream, &mut values, |words| normals(words).map(|z| z * deviation))
                 }
-                Init::Uniform(bound) => drawn(seed, number, elements, |words| {
+                Init::Uniform(bound) => draw(&stream, &mut values, |words| {
                     words.map(|word| bound * (2.0 * uniform(word) - 1.0))
                 }),
-            };
-            backend.upload(parameter.weight, &values)?;
+            }
+            backend.upload(*weight, &values)?;
         }
         for &(to, value) in &self.constants {
-            let [rows, columns] = to.shape;
-            let row = |i| (0..columns).map(move |j| value([i, j], columns));
-            backend.upload(to, &(0..rows).flat_map(row).collect::<Vec<_>>())?;
+            let (mut values, columns) =
+                (crate::backend::zeros("a constant", to.shape)?, to.shape[1]);
+            let each = values.iter_mut().enumerate();
+            each.for_each(|(at, x)| *x = value([at / columns, at % columns], columns));
+            backend.upload(to, &values)?;
         }
         Ok(())
     }
 }
 
-/// The initial values of the parameter of this number, four from each call of its stream.
-fn drawn(
-    seed: u64,
-    number: usize,
-    elements: usize,
-    four_of: impl Fn([u32; 4]) -> [f32; 4] + Sync,
-) -> Vec<f32> {
-    let site = Site::new(Purpose::Initialization, number as u32);
-    let stream = Stream::new(seed, site, 0, 0);
-    let mut values = vec![0.0; elements];
+/// Sets initial values, four from each call of the stream.
+fn draw(stream: &Stream, values: &mut [f32], four_of: impl Fn([u32; 4]) -> [f32; 4] + Sync) {
     let calls = values.par_chunks_mut(4).enumerate().with_min_len(1024);
     calls.for_each(|(call, four)| {
         four.copy_from_slice(&four_of(stream.words(call as u32))[..four.len()]);
     });
-    values
 }
 
 /// Four standard normals from four words (Box and Muller 1958): sqrt(-2 ln u) times cos and sin of

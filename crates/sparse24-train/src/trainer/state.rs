@@ -10,7 +10,7 @@ use crate::{
     Error,
     backend::MaskId,
     limits,
-    method::{Ends, KeptValues, WeightOperand},
+    method::{Ends, KeptValues, Phase, WeightOperand},
     nn::Parameter,
 };
 
@@ -125,10 +125,11 @@ impl Trainer {
     /// average that it lacks starts at the weight.
     ///
     /// # Errors
-    /// [`Error::Setting`] for more steps than the recipe has; [`Error::Parameter`] names one that
-    /// is missing or incomplete, has another shape, or whose mask lacks the structure of the phase;
-    /// with a mask for one parameter, a sparse phase needs the masks of all. After these, the
-    /// trainer is as it was; after an error of the device, it has to be restored again.
+    /// [`Error::Setting`] for more steps than the recipe has, or ends that its phases cannot have;
+    /// [`Error::Parameter`] names one that is missing or incomplete, has another shape, or whose
+    /// mask lacks the structure of the phase; with a mask for one parameter, a sparse phase needs
+    /// the masks of all. After these, the trainer is as it was; after an error of the device, it
+    /// has to be restored again.
     pub fn restore(
         &mut self,
         progress: impl Into<Progress>,
@@ -137,6 +138,12 @@ impl Trainer {
         let (progress, Recipe { method, steps, .. }) = (progress.into(), &self.recipe);
         let expected = format!("at least the {} of the state", progress.step);
         limits::check("steps", progress.step <= *steps, &expected, steps)?;
+        for (&phase, end) in &progress.ends {
+            let is_watched = method.phases.get(phase).is_some_and(Phase::watches);
+            let is_end = is_watched && (1..=progress.step).contains(end);
+            let expected = "a step of the state that ends a phase by its criterion";
+            limits::check("phase_ends", is_end, expected, format_args!("{end} of phase {phase}"))?;
+        }
         let phase = method.phases[method.phase_at(progress.step, *steps, &progress.ends)];
         let has_masks = states.iter().any(|state| state.mask.is_some());
         let forward = if has_masks { phase.forward } else { WeightOperand::Dense };
