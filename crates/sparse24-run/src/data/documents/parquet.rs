@@ -3,7 +3,7 @@
 //! Invariant: no footer is read with more than [`FOOTER`] bytes, [`COLUMNS`] columns or [`DEPTH`]
 //! levels of groups, and no page that claims more than [`PAGE`] bytes or, in a delta encoding, more
 //! than [`LENGTHS`] values, so that memory is bounded whatever the file says. Time is bounded by
-//! [`ROWS`].
+//! [`ROWS`] and [`TEXT`].
 
 use std::{
     fs::File,
@@ -42,6 +42,10 @@ const DEPTH: usize = 64;
 /// Most rows for each byte of a file, beyond a million: a run of nulls of any length takes a few
 /// bytes.
 const ROWS: u64 = 256;
+
+/// Most bytes of text for each byte of a file, beyond [`PAGE`]: rows may share one text of a
+/// dictionary.
+const TEXT: u64 = 4096;
 
 /// The largest page. A writer that checks sizes once in a thousand rows makes pages of
 /// a hundred megabytes from books.
@@ -96,7 +100,7 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
     if told.unsigned_abs() > (1 << 20) + ROWS * size {
         return Err(refuse(format!("claims {told} rows in {size} bytes")));
     }
-    let mut row = 0;
+    let (mut row, mut left) = (0, PAGE as u64 + TEXT * size);
     for group in about.row_groups() {
         let failed = |row: i64, e: ParquetError| {
             let problem = e.to_string();
@@ -129,6 +133,10 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
             row += 1;
             cutter.read.set(before + (size as f64 * (row as f64 / told as f64).min(1.0)) as u64);
             let Some(value) = values.first() else { continue };
+            let Some(rest) = left.checked_sub(value.len() as u64) else {
+                return Err(refuse(format!("row {row}: {TEXT} times as much text as bytes")));
+            };
+            left = rest;
             let text = std::str::from_utf8(value.data())
                 .map_err(|e| refuse(format!("row {row}: is not UTF-8 text: {e}")))?;
             cutter.place(path, At::Row(row as u64));

@@ -253,6 +253,24 @@ fn lengths_that_would_fill_the_memory_are_refused() {
     }
 }
 
+#[cfg(feature = "parquet")]
+#[test]
+fn a_parquet_file_that_expands_without_end_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "a".repeat(12 << 20);
+    let level = Compression::ZSTD(::parquet::basic::ZstdLevel::default());
+    let refused = |rows: usize| {
+        let bytes = parquet_in(&vec![Some(&*text); rows], Encoding::PLAIN, level);
+        assert!(bytes.len() < 1 << 14, "{} bytes", bytes.len());
+        fs::write(folder.path().join("a.parquet"), bytes).unwrap();
+        let documents = Documents::open(folder.path(), None, "text").unwrap();
+        documents.read(&Tokenizer::Byte, &mut |_| Ok(())).err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(9), None);
+    let error = refused(18).unwrap();
+    assert!(error.contains(".parquet: row 1") && error.contains("4096 times as much"), "{error}");
+}
+
 /// Every byte changed in four ways: an error or tokens, but never a panic.
 #[cfg(feature = "parquet")]
 #[test]
