@@ -2,15 +2,16 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     io::Write,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     thread,
 };
 
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use sparse24_run::{
     machine::{self, Memory},
     processor::Simd,
@@ -40,12 +41,15 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Survey a GPU platform for another `doctor`
+    #[arg(long, hide = true)]
+    platform: Option<String>,
 }
 
 /// Surveys a GPU platform: JSON and lines of text.
 type Survey = fn() -> (Value, Vec<String>);
 
-/// The GPU platforms of this build, by their key in the JSON report.
+/// The GPU platforms of this build, by their key in the JSON report and the name of their backend.
 const PLATFORMS: &[(&str, Survey)] = &[
     #[cfg(feature = "cuda")]
     ("cuda", cuda::survey),
@@ -68,25 +72,38 @@ struct Report {
     problem: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Backend {
-    name: &'static str,
+    name: String,
     /// How sparse products are computed; absent if the backend cannot be opened.
-    sparse_products: Option<&'static str>,
+    sparse_products: Option<String>,
     problem: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut lines = Vec::new();
-    let survey = |&(key, survey): &(&'static str, Survey)| {
-        let (report, text) = survey();
-        lines.extend(text);
-        (key, report)
-    };
-    let platforms = PLATFORMS.iter().map(survey).collect();
-    let memory = machine::memory();
     let settings = BackendSettings { gpu: args.gpu.unwrap_or(0), ..BackendSettings::default() };
-    let backends: Vec<_> = BACKENDS.iter().map(|entry| open(entry, settings.clone())).collect();
+    let (mut lines, mut platforms) = (Vec::new(), BTreeMap::new());
+    let mut backends = Vec::new();
+    for entry in BACKENDS {
+        let Some(&(key, survey)) = PLATFORMS.iter().find(|(key, _)| *key == entry.name) else {
+            backends.push(open(entry, settings.clone()));
+            continue;
+        };
+        match args.platform.as_deref() {
+            Some(name) if name == key => {
+                let (report, text) = survey();
+                return print_json(&(report, text, open(entry, settings)));
+            }
+            Some(_) => {}
+            None => {
+                let (report, text, backend) = surveyed(key, settings.gpu);
+                platforms.insert(key, report);
+                lines.extend(text);
+                backends.push(backend);
+            }
+        }
+    }
+    let memory = machine::memory();
     let is_open = |of: &Backend| of.name != "cpu" && of.problem.is_none();
     let missing = args.gpu.filter(|_| !backends.iter().any(is_open));
     let missing = missing.map(|number| format!("--gpu {number}: no backend can open this GPU"));
@@ -134,11 +151,29 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     report.problem.map_or(Ok(()), |problem| Err(Failure::new(Exit::Refuted, problem)))
 }
 
+/// Surveys a platform in a process of its own: a driver that crashes must not end this one.
+fn surveyed(key: &str, gpu: usize) -> (Value, Vec<String>, Backend) {
+    let survey = |program| {
+        let mut command = Command::new(program);
+        command.args(["doctor", "--platform", key, "--gpu", &gpu.to_string()]);
+        command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()
+    };
+    let problem = match env::current_exe().and_then(survey) {
+        Ok(output) => match serde_json::from_slice(&output.stdout) {
+            Ok(found) => return found,
+            Err(_) => format!("crashed: its driver ended a process with {}", output.status),
+        },
+        Err(error) => format!("cannot be surveyed: {error}"),
+    };
+    let (report, problem) = (json!({ "problem": problem }), Some(problem));
+    (report, Vec::new(), Backend { name: key.to_owned(), sparse_products: None, problem })
+}
+
 fn open(entry: &BackendEntry, settings: BackendSettings) -> Backend {
     let device = (entry.open)(settings).map(|backend| backend.device());
     Backend {
-        name: entry.name,
-        sparse_products: device.as_ref().ok().map(|device| device.sparse_products),
+        name: entry.name.to_owned(),
+        sparse_products: device.as_ref().ok().map(|device| device.sparse_products.to_owned()),
         problem: device.err().map(|error| error.to_string()),
     }
 }

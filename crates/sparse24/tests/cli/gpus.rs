@@ -114,6 +114,16 @@ fn a_gpu_is_selected_by_its_index() {
 }
 
 #[test]
+fn doctor_survives_a_driver_that_crashes() {
+    let place = Place::new();
+    let Some(mut doctor) = command(&place, &[("FAKE_SIGNAL", "11")], "doctor") else { return };
+    let output = doctor.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let expected = "backend cpu   ready*backend cuda  crashed: *SIGSEGV*runs can be written";
+    assert!(output.status.success() && is_like(&text, expected), "{text}");
+}
+
+#[test]
 fn a_bench_that_fails_prints_its_results() {
     let place = Place::new();
     for more in ["", "--json"] {

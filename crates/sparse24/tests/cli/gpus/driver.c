@@ -1,8 +1,10 @@
 // A CUDA driver for tests, with GPUs that compute nothing. The environment sets its faults:
 // FAKE_INIT, FAKE_OPEN: the error codes of cuInit and of opening a GPU
+// FAKE_SIGNAL: the signal by which cuInit ends the process
 // FAKE_RELEASE, FAKE_GPUS, FAKE_CAPABILITY (90 is 9.0), FAKE_MIB: the driver and its GPUs
 // FAKE_OTHERS_MIB: memory that other processes hold
 // FAKE_COPIES: the number of copies that run out of memory before one fails for good
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +20,9 @@ static size_t total(void) { return (size_t)number("FAKE_MIB", 1024) << 20; }
 static size_t left(void) { return total() - ((size_t)number("FAKE_OTHERS_MIB", 0) << 20) - held; }
 
 int cuDriverGetVersion(int* version) { return *version = number("FAKE_RELEASE", 13000), 0; }
-int cuInit(unsigned flags) { return (void)flags, number("FAKE_INIT", 0); }
+int cuInit(unsigned flags) {
+    return (void)flags, raise(number("FAKE_SIGNAL", 0)), number("FAKE_INIT", 0);
+}
 int cuDeviceGetCount(int* count) { return *count = number("FAKE_GPUS", 1), 0; }
 int cuDeviceGet(int* gpu, int ordinal) { return *gpu = ordinal, 0; }
 int cuDeviceGetName(char* name, int length, int gpu) {
