@@ -16,6 +16,11 @@ pub trait Group: Send {
     /// The number of ranks.
     fn world(&self) -> usize;
 
+    /// The number of ranks that share the memory of this machine.
+    fn on_this_machine(&self) -> usize {
+        self.world()
+    }
+
     /// Sends part j to rank j, and returns what each rank sent here, in the order of ranks.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use std::{
 
 pub(crate) use folder::{Folder, Identity, check_name, write_if_new, write_json};
 pub use folder::{Settings, difference};
-use needs::check_needs;
+pub use needs::check_needs;
 pub use run_result::{Build, Failed, Failure, RunResult, Sample};
 pub(crate) use run_result::{builds, tokens_of};
 

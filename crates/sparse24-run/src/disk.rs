@@ -322,10 +322,12 @@ pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Re
     }
 }
 
-/// Bytes that this process could still write.
+/// Bytes that this process could still write at a path, of which the end may not exist yet.
 #[cfg(unix)]
 fn free(path: &Path) -> Option<u64> {
-    let system = rustix::fs::statvfs(path).ok().filter(|system| system.f_blocks > 0)?;
+    let path = std::path::absolute(path).ok()?;
+    let system = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
+    let system = system.filter(|system| system.f_blocks > 0)?;
     Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 

@@ -15,11 +15,13 @@ pub struct Memory {
     pub total: u64,
     /// Memory available without swapping and within all limits.
     pub available: u64,
-    /// The lowest limit below the installed memory.
+    /// The lowest limit below the installed memory, of all ranks on this machine together.
     pub limit: Option<Limit>,
+    /// The limit of this process's address space, if it is below the installed memory.
+    pub address_space: Option<Limit>,
 }
 
-/// The most memory that this process may use.
+/// The most memory that may be used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Limit {
     /// Bytes.
@@ -29,36 +31,87 @@ pub struct Limit {
 }
 
 impl Memory {
-    /// Why a run that needs so many bytes cannot have them.
+    /// Why a process that needs so many bytes, one of so many ranks on this machine, cannot have
+    /// them.
     #[must_use]
-    pub fn refuses(&self, needed: u64) -> Option<String> {
-        let usable = self.limit.as_ref().map_or(self.total, |limit| limit.bytes);
-        (needed > usable).then(|| format!("needs {} MiB of memory, {self}", needed >> 20))
+    pub fn refuses(&self, needed: u64, ranks: usize) -> Option<String> {
+        let limits = [(self.address_space.as_ref(), 1), (self.limit.as_ref(), ranks)];
+        let (limit, ranks) = limits.into_iter().find(|&(limit, ranks)| {
+            let usable = limit.map_or(self.total, |limit| limit.bytes);
+            needed.saturating_mul(ranks as u64) > usable
+        })?;
+        let each = match ranks {
+            1 => String::new(),
+            _ => format!(" for each of this machine's {ranks} ranks"),
+        };
+        Some(format!("needs {} MiB of memory{each}, {}", needed >> 20, self.bounded(limit)))
+    }
+
+    fn bounded(&self, limit: Option<&Limit>) -> String {
+        let total = self.total >> 20;
+        match limit {
+            Some(Limit { bytes, by }) => {
+                format!("{by} allows {} MiB of this machine's {total} MiB", bytes >> 20)
+            }
+            None => format!("this machine has {total} MiB"),
+        }
     }
 }
 
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let total = self.total >> 20;
-        match &self.limit {
-            Some(Limit { bytes, by }) => {
-                write!(f, "{by} allows {} MiB of this machine's {total} MiB", bytes >> 20)
-            }
-            None => write!(f, "this machine has {total} MiB"),
-        }
+        let limits = [&self.limit, &self.address_space].into_iter().flatten();
+        f.write_str(&self.bounded(limits.min_by_key(|limit| limit.bytes)))
     }
 }
 
-/// Address space of the program and its libraries.
+/// Address space of a thread besides its buffers: its stack, and an arena of the allocator. Little
+/// of it is ever memory, but `ulimit -v` counts it.
 #[cfg(unix)]
-const PROGRAM_BYTES: u64 = 40 << 20;
-/// Address space of a thread: an arena of the allocator, and the packing buffer of its dense
-/// products, twice the last-level cache. Little of it is ever memory, but `ulimit -v` counts it.
+const THREAD_BYTES: u64 = 66 << 20;
+
+/// Address space of the program and its libraries, and of the threads beside the pool's: one each
+/// for signals, batches and checkpoints.
 #[cfg(unix)]
-fn thread_bytes(root: &Path) -> u64 {
+const PROGRAM_BYTES: u64 = (40 << 20) + 3 * THREAD_BYTES;
+
+/// The packing buffer of a thread's dense products: twice the last-level cache.
+#[cfg(unix)]
+fn packing_bytes(root: &Path) -> u64 {
     let size = fs::read_to_string(root.join("sys/devices/system/cpu/cpu0/cache/index3/size"));
     let kib = size.ok().and_then(|size| size.trim().strip_suffix('K')?.parse::<u64>().ok());
-    (64 << 20) + 2 * kib.map_or(32 << 20, |kib| kib.saturating_mul(1024))
+    2 * kib.map_or(32 << 20, |kib| kib.saturating_mul(1024))
+}
+
+/// Why this process cannot have so many bytes besides what its threads still reserve, where its
+/// address space is limited: asks the system for all of it, and gives it back. A rank has threads
+/// that [`memory`] does not know.
+#[cfg(unix)]
+pub(crate) fn lacks_address_space(needed: u64) -> Option<String> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let granted = |bytes: u64| {
+        let mut space = Vec::<u8>::new();
+        let granted = space.try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX));
+        granted.is_ok().then(|| std::hint::black_box(space))
+    };
+    let packing = packing_bytes(Path::new("/"));
+    // Batches and checkpoints have no threads yet.
+    let own = granted(needed.saturating_add(2 * THREAD_BYTES));
+    let all = rayon::broadcast(|_| granted(packing));
+    if own.is_some() && all.iter().all(Option::is_some) {
+        return None;
+    }
+    let (needed, packing, limit) = (needed >> 20, packing >> 20, limit >> 20);
+    Some(format!(
+        "needs {needed} MiB of memory, and {packing} MiB for each of its {} threads, more than \
+         `ulimit -v` leaves of {limit} MiB",
+        all.len()
+    ))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn lacks_address_space(_: u64) -> Option<String> {
+    None
 }
 
 /// Reads the memory of this machine and the limits of this process; `None` on systems without
@@ -69,9 +122,8 @@ pub fn memory() -> Option<Memory> {
     let address_space = rustix::process::getrlimit(rustix::process::Resource::As).current;
     #[cfg(unix)]
     let address_space = address_space.map(|bytes| {
-        bytes.saturating_sub(
-            PROGRAM_BYTES + thread_bytes(Path::new("/")) * sparse24_cpu::threads() as u64,
-        )
+        let thread = THREAD_BYTES + packing_bytes(Path::new("/"));
+        bytes.saturating_sub(PROGRAM_BYTES + thread * sparse24_cpu::threads() as u64)
     });
     #[cfg(not(unix))]
     let address_space = None;
@@ -93,12 +145,14 @@ fn read(
     let (total, available) = (bytes("MemTotal")?, bytes("MemAvailable")?);
     let mut bounds = cgroups(root);
     bounds.extend(slurm(variable).map(|limit| (limit, 0)));
-    bounds.extend(address_space.map(|bytes| (Limit { bytes, by: ADDRESS_SPACE.to_owned() }, 0)));
     bounds.retain(|(limit, _)| limit.bytes < total);
+    let address_space = address_space.filter(|&bytes| bytes < total);
+    let address_space = address_space.map(|bytes| Limit { bytes, by: ADDRESS_SPACE.to_owned() });
     let free = bounds.iter().map(|(limit, used)| limit.bytes.saturating_sub(*used));
+    let free = free.chain(address_space.as_ref().map(|limit| limit.bytes));
     let available = free.fold(available, u64::min);
     let limit = bounds.into_iter().map(|(limit, _)| limit).min_by_key(|limit| limit.bytes);
-    Some(Memory { total, available, limit })
+    Some(Memory { total, available, limit, address_space })
 }
 
 /// The source of a limit of the address space.
@@ -205,8 +259,8 @@ mod tests {
     #[test]
     fn a_thread_reserves_twice_the_last_cache() {
         let cache = "sys/devices/system/cpu/cpu0/cache/index3/size";
-        for (files, mib) in [(&[(cache, "491520K\n")][..], 1024), (&[], 128)] {
-            assert_eq!(thread_bytes(machine(files).path()), mib * MIB);
+        for (files, mib) in [(&[(cache, "491520K\n")][..], 960), (&[], 64)] {
+            assert_eq!(packing_bytes(machine(files).path()), mib * MIB);
         }
     }
 
@@ -226,7 +280,7 @@ mod tests {
         let variable = |name: &str| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
-        let Memory { total, available, limit } =
+        let Memory { total, available, limit, .. } =
             read(machine(files).path(), variable, None).unwrap();
         assert_eq!(total, 1000 * MIB);
         (available / MIB, limit.map(|limit| (limit.bytes / MIB, limit.by)))
@@ -300,12 +354,29 @@ mod tests {
         }
     }
 
+    /// Each rank has an address space of its own; all share the memory.
     #[test]
-    fn the_limit_of_the_address_space_is_named() {
-        let memory = read(machine(&[]).path(), |_| None, Some(100 * MIB)).unwrap();
-        let allows = "allows 100 MiB of this machine's 1000 MiB";
-        let why = format!("needs 101 MiB of memory, {ADDRESS_SPACE} {allows}");
-        assert_eq!(memory.refuses(101 * MIB).as_deref(), Some(&*why));
-        assert_eq!(memory.refuses(100 * MIB), None);
+    fn the_limit_that_refuses_is_named() {
+        let each = " for each of this machine's 4 ranks";
+        let in_space = format!("{ADDRESS_SPACE} allows 100 MiB of this machine's 1000 MiB");
+        let in_job = "SLURM_MEM_PER_NODE allows 200 MiB of this machine's 1000 MiB";
+        let slurm = |name: &str| (name == "SLURM_MEM_PER_NODE").then(|| "200".to_owned());
+        let none = |_: &str| None;
+        let variables: [&dyn Fn(&str) -> Option<String>; 2] = [&none, &slurm];
+        for (job, space, most, ranks, expected) in [
+            (0, Some(100), 100, 1, format!(", {in_space}")),
+            (0, Some(100), 100, 4, format!(", {in_space}")),
+            (1, Some(100), 100, 1, format!(", {in_space}")),
+            (1, Some(100), 50, 4, format!("{each}, {in_job}")),
+            (1, None, 200, 1, format!(", {in_job}")),
+            (0, None, 250, 4, format!("{each}, this machine has 1000 MiB")),
+        ] {
+            let space = space.map(|mib: u64| mib * MIB);
+            let memory = read(machine(&[]).path(), variables[job], space).unwrap();
+            assert_eq!(memory.refuses(most * MIB, ranks), None, "{expected}");
+            let refused = memory.refuses((most + 1) * MIB, ranks);
+            let expected = format!("needs {} MiB of memory{expected}", most + 1);
+            assert_eq!(refused.as_deref(), Some(&*expected));
+        }
     }
 }

@@ -21,7 +21,7 @@ mod tcp;
 mod tests;
 
 pub use handshake::Secret;
-pub use placement::{Environment, Placement, placement};
+pub use placement::{Environment, Placement, placement, several};
 pub use tcp::{Farewell, GRACE, Joining, Tcp};
 
 /// Values that must be equal on all ranks, by key.

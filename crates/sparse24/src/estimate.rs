@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let placement = (backend.placement)(config.backend.gpu);
     let (host_bytes, memory) = (host_bytes(&estimate, placement), machine::memory());
-    let problem = memory.as_ref().and_then(|memory| memory.refuses(host_bytes));
+    let problem = memory.as_ref().and_then(|memory| memory.refuses(host_bytes, 1));
     // Where memory is short, measuring would end the process.
     let time = match problem {
         Some(_) => None,

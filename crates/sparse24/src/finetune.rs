@@ -16,6 +16,7 @@ use crate::{
     configure::{Configure, quote},
     failure::{Exit, Failure},
     output::{counted, note, say},
+    ranks::check_alone,
     signals::Signals,
     threads::on_threads,
     train::{Claimed, Reporting, drive},
@@ -49,6 +50,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (Some(name), Some(from)) = (&args.task, &args.init_from) else { return list() };
+    check_alone("finetune")?;
     let pretrained = Pretrained::read(from)?;
     let (config, examples) = configured(&args.configure, name, args.epochs, &pretrained)?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config.task.name)).transpose()?;

@@ -8,15 +8,15 @@ use std::{
 
 use serde::Serialize;
 use sparse24_lab::{
-    runs as lab,
+    runs::{self as lab, Keep, check_needs},
     search::check_seeds,
     statistics::{deviation, mean},
 };
 use sparse24_run::{
-    Error,
+    Error, checkpoint,
     config::{Config, unknown},
     disk,
-    run::{Damaged, Given, Provenance, Resume, Run, Scores, fingerprint, run_config},
+    run::{Damaged, Given, Needs, Provenance, Resume, Run, Scores, fingerprint, run_config},
     task::{TASKS, Task, find},
 };
 
@@ -25,6 +25,7 @@ use crate::{
     failure::{Exit, Failure},
     finetune::{Pretrained, configured, note_examples, open},
     output::{print_json, say},
+    ranks::check_alone,
     runs,
     signals::Signals,
     threads::on_threads,
@@ -76,6 +77,7 @@ struct Table {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    check_alone("glue")?;
     let Some(data) = args.configure.data() else {
         let problem = "--data: name a folder with a folder for each task";
         return Err(Failure::new(Exit::Usage, problem));
@@ -91,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let pretrained = Pretrained::read(&args.init_from)?;
     let weights = fingerprint(pretrained.weights());
     // Everything is read before anything is trained.
-    let mut members = Vec::new();
+    let (mut members, mut needs) = (Vec::new(), Vec::new());
     for (task, folder) in &tasks {
         for &seed in &args.seeds {
             let configure = args.configure.with(folder.clone(), seed);
@@ -103,9 +105,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 let problem = format!("{}: was fine-tuned {difference}", path.display());
                 return Err(Failure::new(Exit::Input, problem));
             }
+            let checkpoints = path.join("checkpoints");
+            if checkpoint::named(&checkpoints, config.steps).is_none() {
+                let there = checkpoint::count(&checkpoints)? as u64;
+                let tokenizer = &pretrained.tokenizer;
+                let rows = config.model.vocabulary(tokenizer.vocabulary(), Some(tokenizer));
+                needs.push((Needs::of(&config, &config.recipe(rows)?, config.steps)?, there));
+            }
             members.push((*task, path, config));
         }
     }
+    check_needs(&args.out, &needs, 1, Keep::Checkpoints, None)?;
     let signals = Signals::take()?;
     let mut table =
         Table { seeds: args.seeds.clone(), tasks: BTreeMap::new(), averages: Vec::new() };

@@ -13,6 +13,7 @@ use crate::{
     configure::Configure,
     failure::{Exit, Failure},
     output::{self, counted, note, print_json, say},
+    ranks::check_alone,
     runs,
     signals::Signals,
 };
@@ -56,6 +57,7 @@ fn window(text: &str) -> Result<[u32; 2], String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    check_alone("lambda-search")?;
     let config = args.configure.resolve()?;
     let Args { candidates, until, window, seeds, .. } = args;
     let options = SearchOptions {

@@ -6,7 +6,7 @@ use std::{env, fs, sync::Arc, time::Duration};
 use signal_hook::low_level::exit;
 use sparse24_run::{
     Error, ErrorKind,
-    ranks::{Environment, Facts, Joining, Placement, Secret, Tcp, agree, placement},
+    ranks::{Environment, Facts, Joining, Placement, Secret, Tcp, agree, placement, several},
     run::{Asked, Followed, Follower, Observer},
 };
 use sparse24_train::group::{Group, Solo};
@@ -61,9 +61,7 @@ impl Ranks {
         facts: &Facts,
         work: impl FnOnce(Member) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let mut environment: Environment = env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect();
+        let mut environment = environment();
         let launcher = environment.get(LAUNCHER).cloned();
         if let Some(launcher) = &launcher {
             end_with(launcher)?;
@@ -95,12 +93,9 @@ impl Ranks {
             return work(Member { group: Box::new(Solo), placement: None });
         };
         let secret = secret(&environment)?;
-        let Placement { launcher, rank, world, ref host, ref ports, .. } = placement;
+        let Placement { launcher, rank, world, .. } = placement;
         if rank == 0 {
-            let (first, last) = (ports.start(), ports.end());
-            let ports =
-                if first == last { format!("{first}") } else { format!("{first} to {last}") };
-            note(format_args!("rank 0 of {world} ({launcher}), at {host}, port {ports}"));
+            note(format_args!("rank 0 of {world} ({launcher}), at {}", placement.address()));
         }
         let joining = Joining {
             secret,
@@ -123,6 +118,23 @@ impl Ranks {
         farewell.say(failure.as_deref());
         done
     }
+}
+
+fn environment() -> Environment {
+    env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Refuses to be one of several ranks: all would do the same in the same folder.
+pub(crate) fn check_alone(command: &str) -> Result<(), Failure> {
+    several(&environment()).map_or(Ok(()), |(name, value)| {
+        let problem = format!(
+            "{name}: expected 1 or none, found {value}, as for ranks of a launcher, which only \
+             `train` and `resume` join; start `{command}` once, without it"
+        );
+        Err(Failure::new(Exit::Usage, problem))
+    })
 }
 
 /// Lets this process receive SIGTERM when its launcher dies; it is refused if that has happened.

@@ -14,6 +14,7 @@ use crate::{
     configure::quoted_path,
     failure::Failure,
     output::{counted, note, print_json, say},
+    ranks::check_alone,
     runs,
     signals::Signals,
 };
@@ -47,6 +48,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    check_alone("study")?;
     let mut settings = args.settings.clone();
     if let Some(path) = &args.data {
         settings.push(format!("data.path={}", quoted_path(path)?));

@@ -14,7 +14,7 @@ use crate::count::counted;
 ///
 /// # Errors
 /// [`Error::Setting`] for memory; [`Error::Room`].
-pub(super) fn check_needs(
+pub fn check_needs(
     folder: &Path,
     runs: &[(Needs, u64)],
     jobs: usize,
@@ -29,7 +29,7 @@ pub(super) fn check_needs(
     };
     // One alone is checked when it starts.
     let needed = if jobs > 1 { largest(&|(needs, _)| needs.memory) } else { 0 };
-    if let Some(problem) = memory.and_then(|memory| memory.refuses(needed)) {
+    if let Some(problem) = memory.and_then(|memory| memory.refuses(needed, 1)) {
         let problem = format!(
             "the sum of {jobs} runs at a time {problem}; ask for fewer, or choose a smaller model \
              or batch.size"

@@ -70,7 +70,8 @@ fn a_folder_is_never_shared() {
 #[test]
 fn runs_that_fit_one_by_one_alone_are_refused() {
     let temporary = tempfile::tempdir().unwrap();
-    let memory = Memory { total: 100 << 20, available: 100 << 20, limit: None };
+    let (total, available) = (100 << 20, 100 << 20);
+    let memory = Memory { total, available, limit: None, address_space: None };
     let [small, large] = [1, 1 << 50];
     for (jobs, keep, checkpoint, expected) in [
         (1, Keep::Checkpoints, small, ""),

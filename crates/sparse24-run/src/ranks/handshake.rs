@@ -78,14 +78,14 @@ struct Timed<'a> {
 impl Timed<'_> {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+        if left.is_zero() { Err(plain(io::ErrorKind::TimedOut.into())) } else { Ok(Some(left)) }
     }
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        (&mut &*self.stream).read(to)
+        (&mut &*self.stream).read(to).map_err(plain)
     }
 }
 
@@ -103,7 +103,7 @@ impl Write for Timed<'_> {
 impl Timed<'_> {
     fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.read_exact(&mut bytes).map(|()| bytes)
+        self.read_exact(&mut bytes).map_err(plain).map(|()| bytes)
     }
 
     fn send(
@@ -130,12 +130,27 @@ impl Timed<'_> {
             return Err(io::Error::other("the message is too long"));
         }
         let mut message = vec![0; length];
-        self.read_exact(&mut message)?;
+        self.read_exact(&mut message).map_err(plain)?;
         // The comparison takes the same time for any difference.
         if blake3::Hash::from_bytes(self.array()?) != secret.mac(what, nonces, &message) {
             return Err(io::Error::other("it does not know the secret of this run"));
         }
         Ok(serde_json::from_slice(&message)?)
+    }
+}
+
+/// The error in words of a connection, where the system's are others.
+fn plain(error: io::Error) -> io::Error {
+    let kind = error.kind();
+    match kind {
+        // The timeout of a socket is either, by the system.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(kind, format!("no answer came for {} s", PATIENCE.as_secs()))
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            io::Error::new(kind, "it closed the connection")
+        }
+        _ => error,
     }
 }
 
@@ -180,4 +195,22 @@ pub(super) fn connect(stream: &TcpStream, secret: &Secret, hello: &Hello) -> io:
         }
         _ => error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_connection_is_plain() {
+        for (kind, expected) in [
+            (io::ErrorKind::WouldBlock, "no answer came for 5 s"),
+            (io::ErrorKind::TimedOut, "no answer came for 5 s"),
+            (io::ErrorKind::UnexpectedEof, "it closed the connection"),
+            (io::ErrorKind::ConnectionReset, "it closed the connection"),
+        ] {
+            let error = plain(kind.into());
+            assert_eq!((error.kind(), error.to_string().as_str()), (kind, expected));
+        }
+    }
 }

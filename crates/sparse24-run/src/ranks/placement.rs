@@ -103,20 +103,49 @@ const TRIED: u16 = 16;
 /// Where rank 0 listens if nothing says so.
 const PORT: u16 = 29500;
 
+/// Most ranks: each is connected to every other.
+const MOST: usize = 1 << 16;
+
+impl Placement {
+    /// Where rank 0 is, for messages.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let Self { host, ports, .. } = self;
+        match (ports.start(), ports.end()) {
+            (first, last) if first < last => format!("{host}, ports {first} to {last}"),
+            (port, _) if host.contains(':') => format!("[{host}]:{port}"),
+            (port, _) => format!("{host}:{port}"),
+        }
+    }
+}
+
+/// The first launcher whose variables are set.
+fn launcher(environment: &Environment) -> Option<&'static Launcher> {
+    let is_complete = |launcher: &&&Launcher| {
+        let Launcher { rank, world, local_rank, .. } = launcher;
+        [rank, world, local_rank].iter().all(|&&name| environment.contains_key(name))
+    };
+    LAUNCHERS.iter().find(is_complete).copied()
+}
+
+/// The variable by which a process is one of several ranks, with its value, if there is one.
+#[must_use]
+pub fn several(environment: &Environment) -> Option<(&'static str, &str)> {
+    let counted = environment.contains_key(TORCHRUN.rank).then_some(TORCHRUN.world);
+    let world = launcher(environment).map(|launcher| launcher.world).or(counted)?;
+    let value = environment.get(world).filter(|value| *value != "1")?;
+    Some((world, value))
+}
+
 /// The placement that an environment describes; none if it describes one rank alone.
 ///
 /// # Errors
 /// [`Error::Setting`] names the variable that is missing or wrong.
 pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> {
     let set = |name: &str| environment.get(name).map(String::as_str);
-    let is_complete = |launcher: &&&Launcher| {
-        let Launcher { rank, world, local_rank, .. } = launcher;
-        [rank, world, local_rank].iter().all(|name| set(name).is_some())
-    };
-    let Some(launcher) = LAUNCHERS.iter().find(is_complete) else {
-        return match set("WORLD_SIZE") {
-            None | Some("1") => Ok(None),
-            Some(_) if set("RANK").is_none() => Ok(None),
+    let Some(launcher) = launcher(environment) else {
+        return match several(environment) {
+            None => Ok(None),
             // Kubeflow's PyTorchJob counts machines.
             Some(_) => Err(Error::setting(
                 "LOCAL_RANK",
@@ -137,6 +166,12 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
         None if launcher.name == SLURM.name => tasks_here(environment).unwrap_or(1),
         None => 1,
     };
+    for (name, number) in [(launcher.world, world), (launcher.local_world, local_world)] {
+        if !(1..=MOST).contains(&number) {
+            let problem = format!("expected a number from 1 to {MOST}, found {number}");
+            return Err(Error::setting(name, problem));
+        }
+    }
     for (name, number, of) in
         [(launcher.rank, rank, world), (launcher.local_rank, local_rank, local_world)]
     {
@@ -173,10 +208,11 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
             let port = set("MASTER_PORT").map_or(Ok(PORT.into()), |_| number("MASTER_PORT"))?;
             // The agent of torchrun has the port itself.
             let taken = u16::from(set("TORCHELASTIC_USE_AGENT_STORE") == Some("True"));
-            let first = u16::try_from(port).ok().and_then(|port| port.checked_add(taken));
+            let first = u16::try_from(port).ok().filter(|&port| port > 0);
+            let first = first.and_then(|port| port.checked_add(taken));
             let last = first.and_then(|first| first.checked_add(TRIED - 1));
             let Some((first, last)) = first.zip(last) else {
-                let problem = format!("expected a port below 65500, found {port}");
+                let problem = format!("expected a port from 1 to 65500, found {port}");
                 return Err(Error::setting("MASTER_PORT", problem));
             };
             ("MASTER_ADDR", host, first..=last)
@@ -191,7 +227,7 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
 fn address(text: &str) -> Result<(String, u16), Error> {
     let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match parts {
-        Some((host, port)) if !host.is_empty() => {
+        Some((host, port)) if !host.is_empty() && port > 0 => {
             Ok((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
         }
         _ => {
@@ -236,9 +272,13 @@ fn tasks_here(environment: &Environment) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn of(variables: &str) -> Result<Option<Placement>, Error> {
-        let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
-        placement(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    fn variables(text: &str) -> Environment {
+        let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    fn of(text: &str) -> Result<Option<Placement>, Error> {
+        placement(&variables(text))
     }
 
     /// Environments without what is not read. Those of srun (Slurm 22.05.8; the number of the job
@@ -296,6 +336,18 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_written_as_it_is_given() {
+        for (host, last, expected) in
+            [("a", 80, "a:80"), ("::1", 80, "[::1]:80"), ("::1", 95, "::1, ports 80 to 95")]
+        {
+            let ranks = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a";
+            let placement = of(ranks).unwrap().unwrap();
+            let placement = Placement { host: host.to_owned(), ports: 80..=last, ..placement };
+            assert_eq!(placement.address(), expected);
+        }
+    }
+
+    #[test]
     fn one_rank_alone_needs_no_group() {
         for environment in [
             "HOME=/",
@@ -309,6 +361,7 @@ mod tests {
             "JOB_COMPLETION_INDEX=1",
         ] {
             assert_eq!(of(environment).unwrap(), None, "{environment}");
+            assert_eq!(several(&variables(environment)), None, "{environment}");
         }
     }
 
@@ -321,6 +374,17 @@ mod tests {
             (&format!("{four} RANK=4"), "RANK: expected a number below 4, found 4"),
             (&format!("{four} RANK=1"), "MASTER_ADDR: is not set"),
             (&format!("{four} RANK=1 MASTER_ADDR=a MASTER_PORT=65530"), "MASTER_PORT: expected"),
+            (&format!("{four} RANK=1 MASTER_ADDR=a MASTER_PORT=0"), "MASTER_PORT: expected"),
+            ("RANK=0 WORLD_SIZE=0 LOCAL_RANK=0", "WORLD_SIZE: expected a number from 1 to 65536"),
+            ("RANK=0 WORLD_SIZE=99999 LOCAL_RANK=0", "WORLD_SIZE: expected a number from 1 to"),
+            (
+                "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=0",
+                "LOCAL_WORLD_SIZE: expected a number from 1 to 65536, found 0",
+            ),
+            (
+                "SPARSE24_RANK=0 SPARSE24_WORLD=2 SPARSE24_LOCAL_RANK=0 SPARSE24_RENDEZVOUS=a:0",
+                "SPARSE24_RENDEZVOUS: expected HOST",
+            ),
             (
                 "SPARSE24_RANK=0 SPARSE24_WORLD=2 SPARSE24_LOCAL_RANK=0",
                 "SPARSE24_RENDEZVOUS: expected HOST",

@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
-    thread::{self, JoinHandle},
+    thread::{self, Builder, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -25,7 +25,7 @@ use super::{
     frames::{HEARTBEAT, Outgoing, read, write},
     handshake::{self, Answer, Hello},
 };
-use crate::Error;
+use crate::{Error, ranks::ranks_of};
 
 /// How a rank joins the others.
 #[derive(Clone)]
@@ -97,6 +97,7 @@ struct Links {
 pub struct Tcp {
     rank: usize,
     world: usize,
+    local_world: usize,
     joining: Joining,
     links: Arc<Links>,
     /// Number and host of each connected rank.
@@ -148,14 +149,16 @@ impl Tcp {
     /// Joins the other ranks of a placement and waits for all of them.
     ///
     /// # Errors
-    /// [`Error::Setting`] if rank 0 refuses this rank or its host has no address; an error of the
-    /// kind [`Peer`](crate::ErrorKind::Peer) if a rank does not come or is gone.
+    /// [`Error::Setting`] if rank 0 refuses this rank, or its host has no address or one of another
+    /// machine; [`Error::Io`] if this rank cannot listen or start threads; an error of the kind
+    /// [`Peer`](crate::ErrorKind::Peer) if a rank does not come or is gone.
     pub fn join(placement: &Placement, joining: Joining) -> Result<Self, Error> {
-        let Placement { rank, world, .. } = *placement;
+        let Placement { rank, world, local_world, .. } = *placement;
         let (post, inbox) = channel();
         let mut tcp = Self {
             rank,
             world,
+            local_world,
             joining,
             links: Arc::default(),
             names: BTreeMap::new(),
@@ -188,7 +191,7 @@ impl Tcp {
             return Ok(());
         }
         let (stream, listener) = self.connect_to_first(placement, &addresses, &mut hello, until)?;
-        let acceptor = Acceptor::start(listener, self.joining.clone(), hello.clone());
+        let acceptor = Acceptor::start(listener, self.joining.clone(), hello.clone())?;
         self.add(0, &placement.host, stream)?;
         let table: Vec<Option<SocketAddr>> = serde_json::from_slice(&self.receive(0)?)
             .map_err(|error| gone(format!("rank 0 sent a bad table of addresses: {error}")))?;
@@ -246,25 +249,34 @@ impl Tcp {
     /// Connects to rank 0 once it listens; returns the connection and where this rank listens.
     fn connect_to_first(
         &self,
-        Placement { host, ports, .. }: &Placement,
+        placement: &Placement,
         addresses: &[IpAddr],
         hello: &mut Hello,
         until: Instant,
     ) -> Result<(TcpStream, TcpListener), Error> {
         let mut reminded = Instant::now();
-        let mut last = "nothing listens there".to_owned();
+        let (began, mut last) = (Instant::now(), "nothing listens there".to_owned());
         loop {
-            for (port, &address) in
-                ports.clone().flat_map(|port| addresses.iter().map(move |address| (port, address)))
+            for (port, &address) in placement
+                .ports
+                .clone()
+                .flat_map(|port| addresses.iter().map(move |address| (port, address)))
             {
                 let address = SocketAddr::new(address, port);
-                let Ok(stream) = TcpStream::connect_timeout(&address, HEARTBEAT) else { continue };
-                let listening = stream.local_addr().and_then(|here| {
-                    let listener = TcpListener::bind((here.ip(), 0))?;
+                let stream = match TcpStream::connect_timeout(&address, HEARTBEAT) {
+                    Ok(stream) => stream,
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+                    Err(error) => {
+                        last = format!("port {port}: {error}");
+                        continue;
+                    }
+                };
+                let here = stream.local_addr().map_err(|_| gone("rank 0 is gone"))?.ip();
+                let listener = TcpListener::bind((here, 0)).and_then(|listener| {
                     hello.port = listener.local_addr()?.port();
                     Ok(listener)
                 });
-                let listener = listening.map_err(|error| network("cannot listen", error))?;
+                let listener = listener.map_err(|e| Error::io("listen at", here.to_string(), e))?;
                 match handshake::connect(&stream, &self.joining.secret, hello) {
                     Ok(Answer { refused: None, .. }) => return Ok((stream, listener)),
                     Ok(Answer { refused: Some(problem), .. }) => {
@@ -273,14 +285,13 @@ impl Tcp {
                     Err(error) => last = format!("port {port}: {error}"),
                 }
             }
-            let (first, end) = (ports.start(), ports.end());
-            let missing =
-                format!("rank 0 does not answer at {host}, ports {first} to {end}: {last}");
+            let missing = format!("for rank 0 at {}: {last}", placement.address());
             if Instant::now() >= until {
-                return Err(gone(missing).into());
+                let waited = began.elapsed().as_secs();
+                return Err(gone(format!("waited {waited} s {missing}")).into());
             }
             if reminded.elapsed() >= REMINDER {
-                (self.joining.note)(&format!("waiting: {missing}"));
+                (self.joining.note)(&format!("waiting {missing}"));
                 reminded = Instant::now();
             }
             thread::sleep(10 * POLL);
@@ -294,7 +305,7 @@ impl Tcp {
         until: Instant,
         each: impl FnMut(usize, SocketAddr),
     ) -> Result<(), Error> {
-        let acceptor = Acceptor::start(listener, self.joining.clone(), hello);
+        let acceptor = Acceptor::start(listener, self.joining.clone(), hello)?;
         self.gather(&acceptor, until, each)
     }
 
@@ -305,7 +316,7 @@ impl Tcp {
         until: Instant,
         mut each: impl FnMut(usize, SocketAddr),
     ) -> Result<(), Error> {
-        let mut reminded = Instant::now();
+        let (began, mut reminded) = (Instant::now(), Instant::now());
         loop {
             let missing: Vec<_> = {
                 let peers = locked(&self.links.peers);
@@ -326,22 +337,20 @@ impl Tcp {
                 self.add(hello.rank, &hello.host, stream)?;
                 continue;
             }
-            let numbers: Vec<_> = missing.iter().map(ToString::to_string).collect();
-            let (of, numbers) = (self.world, numbers.join(", "));
+            let missing = format!("for {} of {}", ranks_of(missing.into_iter()), self.world);
             if Instant::now() >= until {
-                return Err(gone(format!("of {of} ranks, these did not connect: {numbers}")).into());
+                let waited = began.elapsed().as_secs();
+                return Err(gone(format!("waited {waited} s {missing}")).into());
             }
             if reminded.elapsed() >= REMINDER {
-                (self.joining.note)(&format!(
-                    "waiting: of {of} ranks, these are missing: {numbers}"
-                ));
+                (self.joining.note)(&format!("waiting {missing}"));
                 reminded = Instant::now();
             }
         }
     }
 
     /// Starts the threads of a connection.
-    fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result<(), TrainError> {
+    fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result<(), Error> {
         let name = format!("rank {rank} ({host})");
         self.names.insert(rank, name.clone());
         let silence = self.joining.peer_timeout;
@@ -353,11 +362,11 @@ impl Tcp {
         };
         let reading = set().map_err(|error| network(&name, error))?;
         let (to, outgoing) = channel();
-        let writer = thread::spawn(move || write(stream, &outgoing));
+        let writer = start(move || write(stream, &outgoing))?;
         locked(&self.links.peers).insert(rank, (to, writer));
         let (post, ending) = (self.post.clone(), Arc::clone(&self.links.ending));
         let joining = self.joining.clone();
-        thread::spawn(move || {
+        start(move || {
             let text = match read(reading, |message| {
                 drop(post.send((rank, Event::Message(message))));
             }) {
@@ -376,8 +385,8 @@ impl Tcp {
             }
             drop(post.send((rank, Event::Gone(text.clone()))));
             ending.force(&joining, &text);
-        });
-        Ok(())
+        })
+        .map(drop)
     }
 
     fn send(&self, rank: usize, message: &[u8]) {
@@ -440,6 +449,10 @@ impl Group for Tcp {
         self.world
     }
 
+    fn on_this_machine(&self) -> usize {
+        self.local_world
+    }
+
     fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, TrainError> {
         assert_eq!(parts.len(), self.world, "one part per rank");
         for (rank, part) in parts.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
@@ -465,11 +478,11 @@ struct Acceptor {
 
 impl Acceptor {
     /// For the ranks after that of `own`.
-    fn start(listener: TcpListener, joining: Joining, own: Hello) -> Self {
+    fn start(listener: TcpListener, joining: Joining, own: Hello) -> Result<Self, Error> {
         let (sender, arrived) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        thread::spawn(move || {
+        start(move || {
             let (busy, refusals) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
             let seen = Arc::new(Mutex::new(vec![false; own.world]));
             // Only a listener that does not wait can be stopped.
@@ -485,13 +498,13 @@ impl Acceptor {
                     busy.fetch_sub(1, Ordering::SeqCst);
                     continue;
                 }
-                let (busy, refusals, seen) = (busy.clone(), refusals.clone(), seen.clone());
+                let (done, refusals, seen) = (busy.clone(), refusals.clone(), seen.clone());
                 let (joining, own, sender) = (joining.clone(), own.clone(), sender.clone());
-                thread::spawn(move || {
+                let greeting = start(move || {
                     let greeted = handshake::accept(&stream, &joining.secret, |hello| {
                         judge(hello, &own, &mut locked(&seen))
                     });
-                    busy.fetch_sub(1, Ordering::SeqCst);
+                    done.fetch_sub(1, Ordering::SeqCst);
                     match greeted {
                         Ok((hello, Answer { refused: None, .. })) => {
                             drop(sender.send((hello, address, stream)));
@@ -507,9 +520,13 @@ impl Acceptor {
                         Err(_) => {}
                     }
                 });
+                // Without a thread, the other rank sees that the connection is closed.
+                if greeting.is_err() {
+                    busy.fetch_sub(1, Ordering::SeqCst);
+                }
             }
-        });
-        Self { arrived, stop }
+        })?;
+        Ok(Self { arrived, stop })
     }
 }
 
@@ -540,18 +557,27 @@ fn judge(hello: &Hello, own: &Hello, seen: &mut [bool]) -> Answer {
 
 /// The first of the ports that is free.
 fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Error> {
-    let Placement { host, source, ports, .. } = placement;
-    let mut last = None;
-    for port in ports.clone() {
+    let bind = |port| {
         let all: Vec<_> = addresses.iter().map(|&address| SocketAddr::new(address, port)).collect();
-        match TcpListener::bind(&all[..]) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = Some(error),
+        TcpListener::bind(&all[..])
+    };
+    let (first, mut others) = (*placement.ports.start(), placement.ports.clone().skip(1));
+    let found = bind(first).or_else(|error| others.find_map(|port| bind(port).ok()).ok_or(error));
+    found.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            let problem =
+                format!("expected an address of rank 0's machine, found {:?}", placement.host);
+            Error::setting(placement.source, problem)
         }
-    }
-    let reason = last.map_or_else(String::new, |error| format!(": {error}"));
-    let problem = format!("rank 0 cannot listen at {host:?}, ports {ports:?}{reason}");
-    Err(Error::setting(*source, problem))
+        _ => Error::io("listen at", placement.address(), error),
+    })
+}
+
+/// Starts a thread.
+fn start<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Error> {
+    Builder::new().spawn(work).map_err(|error| Error::io("start", "a thread for ranks", error))
 }
 
 fn is_silence(error: &io::Error) -> bool {

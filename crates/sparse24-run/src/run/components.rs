@@ -15,7 +15,7 @@ use crate::{
     },
     disk,
     images::{ImageBatches, Images},
-    machine,
+    machine::{self, Memory},
     task::{Examples, Judgement, TaskBatches},
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
@@ -398,7 +398,9 @@ pub(super) fn trainer_in(
 ) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
     let needed = Needs::of(config, &recipe, config.steps)?.memory;
-    if let Some(problem) = machine::memory().and_then(|memory| memory.refuses(needed)) {
+    let refused = |memory: Memory| memory.refuses(needed, group.on_this_machine());
+    let problem = machine::memory().and_then(refused);
+    if let Some(problem) = problem.or_else(|| machine::lacks_address_space(needed)) {
         return Err(Error::setting(
             "model",
             format!("{problem}; choose a smaller model or batch.size"),

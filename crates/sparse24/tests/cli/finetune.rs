@@ -266,6 +266,10 @@ fn several_tasks_and_seeds_make_a_table() {
         (score("accuracy") + score("matthews")) / 2.0
     };
     assert_eq!(table["averages"], json!([both(0), both(1)]));
+    let all = "--set run.checkpoint_every=1 --set run.keep_last=16777216";
+    let huge = glue.replace("--epochs 2", "--epochs 1000000000").replace("all", "huge");
+    place.refuses(&format!("{huge} {all}"), 4, "huge: the checkpoints of 2 runs need *MiB of disk");
+    assert!(!place.path("huge").exists());
     // Again, with one run lost and one kept.
     fs::remove_dir_all(place.path("all/cola/seed-5")).unwrap();
     let kept = fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap();

@@ -222,6 +222,7 @@ fn ranks_that_do_not_fit_are_refused() {
             "error: --rank: expected*below 2, found 2",
         ),
         ("train --rank 0 --world 2 --rendezvous a", 2, "error: --rendezvous: expected HOST:PORT"),
+        ("train --rank 0 --world 0 --rendezvous a:9", 2, "error: --world: expected*from 1*found 0"),
         ("launch -n 0 -- train", 2, "at least 1"),
         ("launch -n 2", 2, "`launch -n 2 -- train`"),
         ("launch -n 2 report run", 2, "`launch -n 2 -- train`"),
@@ -232,6 +233,42 @@ fn ranks_that_do_not_fit_are_refused() {
         ("train --resume-or-start", 2, "--out"),
     ] {
         place.refuses(line, code, pattern);
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for (host, code, pattern) in [
+        ("127.0.0.1", 4, "cannot listen at 127.0.0.1:*in use"),
+        ("192.0.2.1", 2, "error: --rendezvous: expected an address of rank 0's machine, found"),
+    ] {
+        let port = taken.local_addr().unwrap().port();
+        let line = format!("train {TINY} --rank 0 --world 2 --rendezvous {host}:{port} --out run");
+        let mut command = place.command(&line);
+        command.env("SPARSE24_SECRET", "of the test");
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && is_like(&said, pattern), "{said}");
+    }
+    // Only `train` and `resume` join ranks.
+    for (line, ranks, pattern) in [
+        ("finetune --task cola --init-from run", "RANK=1 WORLD_SIZE=2", "WORLD_SIZE: *found 2*"),
+        (
+            "glue --init-from run --out g",
+            "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1",
+            "WORLD_SIZE: *found 2*`glue`",
+        ),
+        (
+            "study text --out s",
+            "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=0",
+            "SLURM_STEP_NUM_TASKS: *found 4*`study` once",
+        ),
+        (
+            "lambda-search --out s",
+            "SPARSE24_RANK=0 SPARSE24_WORLD=3 SPARSE24_LOCAL_RANK=0",
+            "SPARSE24_WORLD: *found 3*`lambda-search` once",
+        ),
+    ] {
+        let mut command = place.command(line);
+        command.envs(ranks.split(' ').filter_map(|variable| variable.split_once('=')));
+        place.refuses_command(command, 2, pattern);
     }
 }
 

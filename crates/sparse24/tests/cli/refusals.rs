@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    process::Stdio,
+    process::{Output, Stdio},
 };
 
 use crate::support::{Place, TINY, is_like, sentence};
@@ -155,6 +155,16 @@ fn a_model_beyond_the_memory_is_refused() {
     let allows = "SLURM_MEM_PER_NODE allows 100 MiB of this machine's * MiB";
     let refused = format!("model: needs * MiB of memory, {allows}*batch.size");
     place.refuses_command(in_job("train --out new"), 2, &refused);
+    // There is enough for one, but not for two.
+    let two = "--set model.d_model=64 --set model.d_ff=256 --set batch.replicas=2 \
+        --set batch.gradient_accumulation_steps=2";
+    for (launch, code) in [("", 0), ("launch -n 2 -- ", 2)] {
+        let mut command = place.command(&format!("{launch}train {TINY} {two} --out of-{code}"));
+        let output = command.env("SLURM_MEM_PER_NODE", "8").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let each = "MiB of memory for each of this machine's 2 ranks, SLURM*allows 8 MiB";
+        assert_eq!((output.status.code(), is_like(&said, each)), (Some(code), code > 0), "{said}");
+    }
     for (line, pattern) in [
         ("estimate", "*\nmain memory *100.0 MiB available*too little: the run needs *"),
         ("estimate --backend cuda", "*too little: the run needs *"),
@@ -220,6 +230,17 @@ fn too_little_address_space_is_refused() {
     let output = command("estimate").env("RAYON_NUM_THREADS", "2").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("too little: the run needs"), "{text}");
+    // A rank has more threads.
+    let ranks = format!("launch -n 2 -- train {TINY} --set batch.gradient_accumulation_steps=2");
+    for kib in (200_000..700_000).step_by(50_000) {
+        let script = format!("ulimit -v {kib} && exec \"$0\" {ranks} --out of-{kib}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+        let Output { status, stderr, .. } = command.output().unwrap();
+        let said = String::from_utf8(stderr).unwrap();
+        let is_clear = [Some(0), Some(2), Some(4)].contains(&status.code());
+        assert!(is_clear && !said.contains("allocation"), "{kib}: {said}");
+    }
 }
 
 #[test]
