@@ -10,7 +10,10 @@ use crate::{
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     limits::{self, MOST, MOST_LAYERS, share},
     method::Method,
-    nn::{BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, Sparsity, no_text},
+    nn::{
+        BatchShape, Bias, Builder, ParameterSpec, Pass, Prediction, PredictionHead, Sparsity,
+        no_text,
+    },
     objective::{Batch, Inputs},
     optim::UpdateRule,
 };
@@ -37,11 +40,23 @@ pub trait Model: Send {
     /// loss scale times it.
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
 
+    /// Forward of the uploaded batch up to its head, which reads the result `[p, d]`; not that of
+    /// training, if it differs.
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error>;
+
+    /// The head.
+    fn head(&self) -> &dyn PredictionHead;
+
     /// Forward of the uploaded batch: [`Model::loss`].
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
+    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+        let x = self.forward(pass)?;
+        self.head().evaluate(pass, x)
+    }
 
     /// The summed loss of the last batch `[1, 1]`.
-    fn loss(&self) -> Tensor;
+    fn loss(&self) -> Tensor {
+        self.head().loss()
+    }
 
     /// The logits after the last token of one sequence.
     ///
@@ -72,7 +87,9 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error>;
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+        self.head().outputs(pass)
+    }
 }
 
 fn no_translation() -> Error {

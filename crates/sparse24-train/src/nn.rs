@@ -41,11 +41,11 @@ pub use embedding::{Embedding, Sharing};
 pub use ffn::{Ffn, FfnActivations, FfnSpec};
 pub(crate) use head::no_text;
 pub use head::{Head, HeadBuffers, Prediction, PredictionHead};
-pub use linear24::{Bias, Linear24, LinearSpec, Through};
+pub use linear24::{Linear24, LinearSpec, Through};
 pub use norm::{Norm, NormActivations};
 pub use parameter::{
-    ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec, Parameters,
-    Pruned, Role, Sparsity,
+    Bias, ConstantValue, DecayTable, Handle, Init, NoWeightDecay, Parameter, ParameterSpec,
+    Parameters, Pruned, Role, Sparsity,
 };
 pub use patch_embedding::{PatchEmbedding, Patches};
 pub use pre_norm::{BlockInputs, PreNormActivations, PreNormBlock, PreNormGradients, PreNormSpec};

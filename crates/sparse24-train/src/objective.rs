@@ -56,12 +56,10 @@ impl Batch {
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         let Self { tokens, source, targets, segments, lengths, second_targets, .. } = self;
-        [tokens, source, targets, segments, lengths, second_targets]
-            .into_iter()
-            .for_each(Vec::clear);
-        let Self { pixels, shares, counted, shape, .. } = self;
-        [pixels, shares].into_iter().for_each(Vec::clear);
-        (*counted, *shape) = (0, None);
+        let ids = [tokens, source, targets, segments, lengths, second_targets];
+        ids.into_iter().for_each(Vec::clear);
+        [&mut self.pixels, &mut self.shares].into_iter().for_each(Vec::clear);
+        (self.counted, self.shape) = (0, None);
     }
 
     /// Fills in lengths that are left out, and refuses a batch that does not consist of these inputs

@@ -502,8 +502,7 @@ impl Trainer {
     fn start_flip_counts(&mut self) -> Result<Vec<PendingCount>, Error> {
         self.search_flips(1)?;
         let Self { backend, allocated: Allocated { flip_masks, .. }, .. } = self;
-        let counts = flip_masks.iter().map(|&[a, b]| backend.start_flip_count(a, b));
-        counts.collect()
+        flip_masks.iter().map(|&[a, b]| backend.start_flip_count(a, b)).collect()
     }
 }
 

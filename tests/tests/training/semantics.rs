@@ -11,7 +11,7 @@ use sparse24_train::{
     backend::{Capabilities, op::HeadLoss},
     method::{DgradOperand, GradientOperand, KeptValues, Method, Phase, Until, WeightOperand},
     model::{ActivationCheckpointing, Gpt2Spec, ModelSpec},
-    nn::{BatchShape, Prediction},
+    nn::{BatchShape, Init, Prediction, Role},
     objective::{Batch, DataError, MaskedLm, Objective},
     optim::AdamVariant,
     schedule::{Decay, GradientAccumulation, Schedule},
@@ -317,6 +317,10 @@ fn initial_weights_are_those_documented() {
         }
         assert!(state.first_moment.iter().chain(&state.second_moment).all(|&x| x == 0.0));
     }
+    let crammed = fixture::crammed_bert(recipe).model.parameters().expect("4x4 tiles");
+    let factor = crammed.iter().find(|spec| spec.name.ends_with("scale_factor")).expect("a factor");
+    let root = Init::Constant(0.125_f64.sqrt() as f32);
+    assert_eq!((factor.shape, factor.init, factor.role), ([1, 1], root, Role::Gain));
 }
 
 #[test]

@@ -24,9 +24,9 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
-        Attention, AttentionActivations, AttentionOperands, AttentionSpec, BatchShape, Bias,
-        Builder, Embedding, Ffn, FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations,
-        Pass, Prediction, PredictionHead, ProbabilityDropout, SequenceHeadSpec, Sharing, Sparsity,
+        Attention, AttentionActivations, AttentionOperands, AttentionSpec, Bias, Builder,
+        Embedding, Ffn, FfnActivations, FfnSpec, Init, LinearSpec, Norm, NormActivations, Pass,
+        Prediction, PredictionHead, ProbabilityDropout, SequenceHeadSpec, Sharing, Sparsity,
         Streams,
     },
     objective::Batch,
@@ -188,8 +188,7 @@ impl Bert {
                 spec.tuned_head(builder, prediction, x)?
             }
         };
-        let BatchShape { size, .. } = builder.batch();
-        let p = builder.batch().tokens();
+        let (p, size) = (builder.batch().tokens(), builder.batch().size);
         let mut ids =
             |name, count| builder.tensor(name, [count, 1], DType::U32, Region::Activations);
         let (tokens, segments) = (ids("tokens", p)?, ids("segments", p)?);
@@ -215,22 +214,6 @@ impl Bert {
             dropout,
             shared,
         })
-    }
-
-    /// The output of the last block.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
-        let embedded = self.embedded.rows(pass);
-        let [words, kinds] = [self.shared.dx, self.shared.delta].map(|buffer| pass.rows(buffer));
-        self.embedding.forward(pass, pass.rows(self.tokens), words)?;
-        self.segment.forward(pass, pass.rows(self.segments), kinds)?;
-        self.norm.forward_residual(pass, words, kinds, embedded)?;
-        pass.drop_in_place(embedded.y, self.dropout)?;
-        let lengths = Some(self.lengths.first_rows(pass.batch.size));
-        let mut x = embedded.y;
-        for block in &self.blocks {
-            x = block.forward(pass, Streams { x, memory: None, lengths }, self.shared)?;
-        }
-        Ok(x)
     }
 }
 
@@ -266,17 +249,24 @@ impl Model for Bert {
         self.embedding.backward(pass, pass.rows(self.tokens), dsum, self.head.sharing())
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let x = self.forward(pass)?;
-        self.head.evaluate(pass, x)
+    /// The output of the last block.
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        let embedded = self.embedded.rows(pass);
+        let [words, kinds] = [self.shared.dx, self.shared.delta].map(|buffer| pass.rows(buffer));
+        self.embedding.forward(pass, pass.rows(self.tokens), words)?;
+        self.segment.forward(pass, pass.rows(self.segments), kinds)?;
+        self.norm.forward_residual(pass, words, kinds, embedded)?;
+        pass.drop_in_place(embedded.y, self.dropout)?;
+        let lengths = Some(self.lengths.first_rows(pass.batch.size));
+        let mut x = embedded.y;
+        for block in &self.blocks {
+            x = block.forward(pass, Streams { x, memory: None, lengths }, self.shared)?;
+        }
+        Ok(x)
     }
 
-    fn loss(&self) -> Tensor {
-        self.head.loss()
-    }
-
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        self.head.outputs(pass)
+    fn head(&self) -> &dyn PredictionHead {
+        &*self.head
     }
 }
 

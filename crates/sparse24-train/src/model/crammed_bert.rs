@@ -27,8 +27,8 @@ use crate::{
     Error,
     backend::{Backend, DType, Region, Tensor},
     nn::{
-        BatchShape, Bias, BlockInputs, Builder, Embedding, Norm, NormActivations, Pass,
-        PreNormBlock, PreNormGradients, PreNormSpec, PredictionHead,
+        Bias, BlockInputs, Builder, Embedding, Norm, NormActivations, Pass, PreNormBlock,
+        PreNormGradients, PreNormSpec, PredictionHead,
     },
     objective::Batch,
 };
@@ -107,8 +107,7 @@ impl CrammedBert {
             }
             Some(prediction) => spec.tuned_head(builder, prediction, last.y)?,
         };
-        let BatchShape { size, .. } = builder.batch();
-        let p = builder.batch().tokens();
+        let (p, size) = (builder.batch().tokens(), builder.batch().size);
         let mut ids =
             |name, count| builder.tensor(name, [count, 1], DType::U32, Region::Activations);
         let (tokens, lengths) = (ids("tokens", p)?, ids("lengths", size)?);
@@ -128,21 +127,6 @@ impl CrammedBert {
             dropout,
             gradients,
         })
-    }
-
-    /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
-        let (embedded, last) = (self.embedded.rows(pass), self.last.rows(pass));
-        self.embedding.forward(pass, pass.rows(self.tokens), embedded.x)?;
-        self.norm.forward(pass, embedded)?;
-        pass.drop_in_place(embedded.y, self.dropout)?;
-        let (inputs, delta) = (self.inputs(pass), pass.rows(self.delta));
-        let mut stream = None;
-        for block in &self.blocks {
-            stream = Some(block.forward(pass, stream, delta, inputs)?);
-        }
-        self.final_norm.forward_residual(pass, stream.unwrap_or(embedded.y), delta, last)?;
-        Ok(last.y)
     }
 
     fn inputs(&self, pass: &Pass<'_>) -> BlockInputs {
@@ -175,16 +159,22 @@ impl Model for CrammedBert {
         self.embedding.backward(pass, pass.rows(self.tokens), dy, self.head.sharing())
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let x = self.forward(pass)?;
-        self.head.evaluate(pass, x)
+    /// The output of the final norm.
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        let (embedded, last) = (self.embedded.rows(pass), self.last.rows(pass));
+        self.embedding.forward(pass, pass.rows(self.tokens), embedded.x)?;
+        self.norm.forward(pass, embedded)?;
+        pass.drop_in_place(embedded.y, self.dropout)?;
+        let (inputs, delta) = (self.inputs(pass), pass.rows(self.delta));
+        let mut stream = None;
+        for block in &self.blocks {
+            stream = Some(block.forward(pass, stream, delta, inputs)?);
+        }
+        self.final_norm.forward_residual(pass, stream.unwrap_or(embedded.y), delta, last)?;
+        Ok(last.y)
     }
 
-    fn loss(&self) -> Tensor {
-        self.head.loss()
-    }
-
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        self.head.outputs(pass)
+    fn head(&self) -> &dyn PredictionHead {
+        &*self.head
     }
 }

@@ -192,7 +192,7 @@ impl Deit {
     }
 
     /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>, depth: Depth) -> Result<Tensor, Error> {
+    fn at_depth(&self, pass: &mut Pass<'_>, depth: Depth) -> Result<Tensor, Error> {
         let [embedded, delta] = [self.embedded, self.delta].map(|buffer| pass.rows(buffer));
         self.embedding.forward(pass, embedded, delta)?;
         let mut stream = embedded;
@@ -218,7 +218,7 @@ impl Model for Deit {
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let x = self.forward(pass, Depth::Stochastic)?;
+        let x = self.at_depth(pass, Depth::Stochastic)?;
         let PreNormGradients { residual, y, .. } = self.gradients;
         let [dx, dy] = [residual, y].map(|buffer| pass.rows(buffer));
         self.head.loss_and_gradient(pass, x, dy)?;
@@ -230,16 +230,11 @@ impl Model for Deit {
         self.embedding.backward(pass, dx)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let x = self.forward(pass, Depth::Full)?;
-        self.head.evaluate(pass, x)
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        self.at_depth(pass, Depth::Full)
     }
 
-    fn loss(&self) -> Tensor {
-        self.head.loss()
-    }
-
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        self.head.outputs(pass)
+    fn head(&self) -> &dyn PredictionHead {
+        &self.head
     }
 }

@@ -127,7 +127,7 @@ impl Gpt2 {
         let tokens = [builder.batch().tokens(), 1];
         let tokens = builder.tensor("tokens", tokens, DType::U32, Region::Activations)?;
         let gradients = PreNormGradients::new(builder, &spec.block())?;
-        let model = Self {
+        Ok(Self {
             embedding,
             blocks,
             norm,
@@ -138,23 +138,7 @@ impl Gpt2 {
             last,
             dropout,
             gradients,
-        };
-        Ok(model)
-    }
-
-    /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
-        let [tokens, embedded, delta] =
-            [self.tokens, self.embedded, self.delta].map(|buffer| pass.rows(buffer));
-        self.embedding.forward(pass, tokens, embedded)?;
-        pass.drop_in_place(embedded, self.dropout)?;
-        let mut stream = None;
-        for block in &self.blocks {
-            stream = Some(block.forward(pass, stream, delta, BlockInputs::default())?);
-        }
-        let last = self.last.rows(pass);
-        self.norm.forward_residual(pass, stream.unwrap_or(embedded), delta, last)?;
-        Ok(last.y)
+        })
     }
 }
 
@@ -180,17 +164,23 @@ impl Model for Gpt2 {
         self.embedding.backward(pass, pass.rows(self.tokens), residual, self.head.sharing())
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let x = self.forward(pass)?;
-        self.head.evaluate(pass, x)
+    /// The output of the final norm.
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        let [tokens, embedded, delta] =
+            [self.tokens, self.embedded, self.delta].map(|buffer| pass.rows(buffer));
+        self.embedding.forward(pass, tokens, embedded)?;
+        pass.drop_in_place(embedded, self.dropout)?;
+        let mut stream = None;
+        for block in &self.blocks {
+            stream = Some(block.forward(pass, stream, delta, BlockInputs::default())?);
+        }
+        let last = self.last.rows(pass);
+        self.norm.forward_residual(pass, stream.unwrap_or(embedded), delta, last)?;
+        Ok(last.y)
     }
 
-    fn loss(&self) -> Tensor {
-        self.head.loss()
-    }
-
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        self.head.outputs(pass)
+    fn head(&self) -> &dyn PredictionHead {
+        &*self.head
     }
 
     fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {

@@ -203,7 +203,7 @@ impl Transformer {
     }
 
     /// The outputs of the encoder and of the decoder.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<[Tensor; 2], Error> {
+    fn both(&self, pass: &mut Pass<'_>) -> Result<[Tensor; 2], Error> {
         let memory = self.encoded(pass)?;
         let shared = self.shared.rows(pass);
         let mut x = self.decoder.embed(pass, &self.embedding)?;
@@ -229,7 +229,7 @@ impl Model for Transformer {
     }
 
     fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let [memory, y] = self.forward(pass)?;
+        let [memory, y] = self.both(pass)?;
         let shared = self.shared.rows(pass);
         self.head.loss_and_gradient(pass, y, shared.dx)?;
         let of_source = self.memory(pass, memory);
@@ -253,17 +253,12 @@ impl Model for Transformer {
         self.encoder.backward(pass, &self.embedding, shared.dx)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
-        let [_, y] = self.forward(pass)?;
-        self.head.evaluate(pass, y)
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+        Ok(self.both(pass)?[1])
     }
 
-    fn loss(&self) -> Tensor {
-        self.head.buffers().loss
-    }
-
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
-        self.head.outputs(pass)
+    fn head(&self) -> &dyn PredictionHead {
+        &self.head
     }
 
     fn encode(&self, pass: &mut Pass<'_>) -> Result<(), Error> {

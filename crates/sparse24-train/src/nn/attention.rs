@@ -8,8 +8,8 @@ use sparse24_core::{
 use super::{
     Pass,
     builder::{BatchShape, Builder},
-    linear24::{Bias, Linear24, LinearSpec},
-    parameter::{Init, Sparsity},
+    linear24::{Linear24, LinearSpec},
+    parameter::{Bias, Init, Sparsity},
 };
 use crate::{
     Error,

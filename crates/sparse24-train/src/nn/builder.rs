@@ -2,7 +2,7 @@
 
 use sparse24_core::philox::{Purpose, Site};
 
-use super::parameter::{ConstantValue, Handle, ParameterSpec, Parameters};
+use super::parameter::{Bias, ConstantValue, Handle, ParameterSpec, Parameters};
 use crate::{
     Error,
     backend::{Backend, DType, Gradient24, Region, Tensor},
@@ -84,6 +84,12 @@ impl<'a> Builder<'a> {
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
     pub fn parameter(&mut self, spec: ParameterSpec) -> Result<Handle, Error> {
         self.parameters.add(self.backend, spec, self.method.pruned_operands(), self.rule)
+    }
+
+    /// The biases of a layer, which start at 0, if it has them.
+    pub fn bias(&mut self, bias: Bias, name: &str, n: usize) -> Result<Option<Handle>, Error> {
+        let mut make = || self.parameter(ParameterSpec::bias(format!("{name}.bias"), n));
+        if bias == Bias::Present { make().map(Some) } else { Ok(None) }
     }
 
     /// Memory for the sampled gradient of a layer with r outputs, if the method samples any.

@@ -5,8 +5,8 @@ use sparse24_core::op::Activation;
 use super::{
     Pass,
     builder::Builder,
-    linear24::{Bias, Linear24, LinearSpec, Through},
-    parameter::{Init, Sparsity},
+    linear24::{Linear24, LinearSpec, Through},
+    parameter::{Bias, Init, Sparsity},
 };
 use crate::{Error, backend::Tensor};
 

@@ -5,8 +5,7 @@ use super::{
     Pass,
     builder::Builder,
     embedding::{Embedding, Sharing},
-    linear24::Bias,
-    parameter::{Handle, Init, ParameterSpec},
+    parameter::{Bias, Handle, Init, ParameterSpec},
 };
 use crate::{
     Error,
@@ -127,10 +126,7 @@ impl Head {
         let table = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let table = builder.parameter(table)?;
         let head = Self::of_table(builder, table, kind, rows)?;
-        match bias {
-            Bias::Absent => Ok(head),
-            Bias::Present => head.with_bias(builder, &format!("{name}.bias")),
-        }
+        Ok(Self { bias: builder.bias(bias, name, shape[0])?, ..head })
     }
 
     fn of_table(

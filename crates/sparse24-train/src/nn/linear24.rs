@@ -18,7 +18,7 @@ use sparse24_core::{
 use super::{
     Pass,
     builder::Builder,
-    parameter::{Handle, Init, ParameterSpec, Pruned, Sparsity},
+    parameter::{Bias, Handle, Init, ParameterSpec, Pruned, Sparsity},
 };
 use crate::{
     Error,
@@ -56,15 +56,6 @@ pub struct LinearSpec {
     pub sparsity: Sparsity,
 }
 
-/// Whether a layer has a bias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bias {
-    /// With a bias.
-    Present,
-    /// Without one.
-    Absent,
-}
-
 /// A gradient on its way through the activation that precedes a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Through {
@@ -89,13 +80,7 @@ impl Linear24 {
             Sparsity::Dense => None,
             Sparsity::Sparsifiable => builder.sampled_gradient(shape[0])?,
         };
-        let bias = match bias {
-            Bias::Absent => None,
-            Bias::Present => {
-                let vector = ParameterSpec::bias(format!("{name}.bias"), shape[0]);
-                Some(builder.parameter(vector)?)
-            }
-        };
+        let bias = builder.bias(bias, &name, shape[0])?;
         let site = Site::new(Purpose::Mvue, weight.number);
         Ok(Self { weight, bias, sampled, site })
     }

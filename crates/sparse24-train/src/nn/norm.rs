@@ -5,8 +5,7 @@ use sparse24_core::op::Accumulate;
 use super::{
     Pass,
     builder::Builder,
-    linear24::Bias,
-    parameter::{Handle, ParameterSpec},
+    parameter::{Bias, Handle, ParameterSpec},
 };
 use crate::{
     Error,
@@ -70,12 +69,7 @@ impl Norm {
         epsilon: f32,
     ) -> Result<Self, Error> {
         let gamma = builder.parameter(ParameterSpec::gain(format!("{name}.weight"), d, 1.0))?;
-        let beta = match bias {
-            Bias::Absent => None,
-            Bias::Present => {
-                Some(builder.parameter(ParameterSpec::bias(format!("{name}.bias"), d))?)
-            }
-        };
+        let beta = builder.bias(bias, name, d)?;
         Ok(Self { gamma, beta, epsilon })
     }
 

@@ -23,6 +23,15 @@ pub enum Init {
     Constant(f32),
 }
 
+/// Whether a layer has a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// With a bias.
+    Present,
+    /// Without one.
+    Absent,
+}
+
 /// Whether masks may prune a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sparsity {

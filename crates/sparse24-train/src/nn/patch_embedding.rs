@@ -4,8 +4,8 @@ use super::{
     Pass,
     builder::Builder,
     embedding::{Embedding, Sharing},
-    linear24::{Bias, Linear24, LinearSpec},
-    parameter::{Init, Sparsity},
+    linear24::{Linear24, LinearSpec},
+    parameter::{Bias, Init, Sparsity},
 };
 use crate::{
     Error,

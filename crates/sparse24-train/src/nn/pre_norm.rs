@@ -121,11 +121,8 @@ impl PreNormActivations {
     }
 
     fn rows(self, pass: &Pass<'_>) -> Self {
-        Self {
-            norms: self.norms.map(|norm| norm.rows(pass)),
-            attention: self.attention.rows(pass),
-            ffn: self.ffn.rows(pass),
-        }
+        let norms = self.norms.map(|norm| norm.rows(pass));
+        Self { norms, attention: self.attention.rows(pass), ffn: self.ffn.rows(pass) }
     }
 }
 

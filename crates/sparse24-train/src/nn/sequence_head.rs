@@ -6,8 +6,8 @@ use super::{
     Pass,
     builder::Builder,
     head::{Head, Prediction, PredictionHead},
-    linear24::{Bias, Linear24, LinearSpec},
-    parameter::{Init, Sparsity},
+    linear24::{Linear24, LinearSpec},
+    parameter::{Bias, Init, Sparsity},
     span_head::SpanHead,
     target_rows::TargetRows,
 };

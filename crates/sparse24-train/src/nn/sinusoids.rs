@@ -102,13 +102,7 @@ fn sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        backend::ShapeOnly,
-        method::Method,
-        nn::{BatchShape, Init, Role},
-        optim::UpdateRule,
-    };
+    use super::sinusoid;
 
     /// The bits of sines and cosines in f64, rounded to f32.
     #[test]
@@ -127,17 +121,5 @@ mod tests {
         ] {
             assert_eq!(sinusoid(at, 6).to_bits(), bits, "{at:?}");
         }
-    }
-
-    #[test]
-    fn the_factor_starts_at_the_root_of_the_width() {
-        let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
-        let shape = BatchShape { size: 1, sequence_length: 8 };
-        let rule = UpdateRule::Sgd { momentum: 0.0 };
-        let mut builder = Builder::new(&mut backend, &method, &rule, shape, 0.0);
-        ScaledSinusoids::new(&mut builder, ("s", 8), 16).expect("it allocates nothing");
-        let parameters = builder.into_parameters();
-        let spec = &parameters.iter().next().expect("a factor").spec;
-        assert_eq!((spec.shape, spec.init, spec.role), ([1, 1], Init::Constant(0.25), Role::Gain));
     }
 }

@@ -4,8 +4,7 @@ use super::{
     Pass,
     builder::Builder,
     head::{Head, Prediction, PredictionHead},
-    linear24::Bias,
-    parameter::Init,
+    parameter::{Bias, Init},
 };
 use crate::{
     Error,

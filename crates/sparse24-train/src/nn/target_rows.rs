@@ -40,12 +40,9 @@ impl TargetRows {
         let (mut rows, mut ids): (Vec<u32>, Vec<u32>) =
             wanted.map(|(row, &target)| (row as u32, target)).unzip();
         if ids.len() > n {
-            return Err(Error::Operand {
-                operation: "batch",
-                operand: "the number of targets",
-                expected: [n, 1],
-                found: [ids.len(), 1],
-            });
+            let (operation, operand) = ("batch", "the number of targets");
+            let (expected, found) = ([n, 1], [ids.len(), 1]);
+            return Err(Error::Operand { operation, operand, expected, found });
         }
         rows.resize(n, HeadLoss::IGNORE);
         ids.resize(n, HeadLoss::IGNORE);

@@ -42,10 +42,8 @@ impl Averages {
         backend: &mut dyn Backend,
         parameters: &Parameters,
     ) -> Result<(), Error> {
-        parameters
-            .iter()
-            .zip(self.iter())
-            .try_for_each(|(parameter, to)| backend.run(Copy { from: parameter.weight, to }))
+        let mut all = parameters.iter().zip(self.iter());
+        all.try_for_each(|(parameter, to)| backend.run(Copy { from: parameter.weight, to }))
     }
 
     /// Follows the weights after their step.

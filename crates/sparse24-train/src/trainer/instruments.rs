@@ -121,10 +121,8 @@ fn noise_of(dz: &[f32], [p, r]: [usize; 2], estimator: mvue::Estimator) -> (f64,
     let mut sums = (0.0, 0.0);
     for group in (0..groups).step_by(groups.div_ceil(GROUPS).max(1)) {
         let (first, column) = (group / r * 4, group % r);
-        let x =
-            core::array::from_fn(
-                |at| if first + at < p { dz[(first + at) * r + column] } else { 0.0 },
-            );
+        let value = |at| if first + at < p { dz[(first + at) * r + column] } else { 0.0 };
+        let x = core::array::from_fn(value);
         sums.0 += mvue::variance(x, estimator);
         sums.1 += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
     }

@@ -34,10 +34,8 @@ impl Variances {
         backend: &mut dyn Backend,
         parameters: &Parameters,
     ) -> Result<(), Error> {
-        parameters
-            .iter()
-            .zip(&self.0)
-            .try_for_each(|(parameter, &to)| backend.run(Copy { from: watched(parameter), to }))
+        let mut all = parameters.iter().zip(&self.0);
+        all.try_for_each(|(parameter, &to)| backend.run(Copy { from: watched(parameter), to }))
     }
 
     /// Z: the mean distance, over all weights, from the copies.
