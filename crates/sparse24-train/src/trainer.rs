@@ -94,7 +94,8 @@ pub struct Flips {
     pub weights: u64,
 }
 
-/// A step whose work is queued, see [`Trainer::start_step`].
+/// A step whose work is queued, see [`Trainer::start_step`]. Once it is dropped, the trainer has to
+/// be [restored](Trainer::restore).
 #[must_use = "a started step has to be finished"]
 pub struct StartedStep<'a> {
     trainer: &'a mut Trainer,
@@ -186,6 +187,10 @@ pub struct Trainer {
     memories: Vec<Memory>,
     batch: Batch,
     interrupt: Arc<AtomicBool>,
+    /// Whether passes since the last report may have raised the flag that it lowers.
+    is_unreported: bool,
+    /// Whether an update was started whose step did not end.
+    is_torn: bool,
 }
 
 impl Trainer {
@@ -230,6 +235,8 @@ impl Trainer {
             progress: Progress::default(),
             batch: Batch::default(),
             interrupt: Arc::default(),
+            is_unreported: false,
+            is_torn: false,
         };
         trainer.prepare_weights(Refreshed::All)?;
         Ok(trainer)
@@ -321,7 +328,8 @@ impl Trainer {
     /// [`Error::NonFinite`] before any update if the loss or a gradient is not finite;
     /// [`Error::Interrupted`], which leaves the state as it was before the step;
     /// [`Error::Setting`] after the last step of the recipe; [`Error::Operand`] for a batch of
-    /// another shape than the recipe's; errors from the backend.
+    /// another shape than the recipe's; errors from the backend. After an error or a panic once
+    /// the update has started, [`Error::Parameter`] until [`Self::restore`].
     pub fn train_step(
         &mut self,
         objective: &dyn Objective,
@@ -341,6 +349,9 @@ impl Trainer {
         sampling: FlipSampling,
     ) -> Result<StartedStep<'a>, Error> {
         self.check_unfinished()?;
+        if self.is_unreported {
+            drop(self.backend.start_report(self.allocated.losses)?);
+        }
         let step = self.step() + 1;
         let index = self.phase_index(step);
         let phase = self.recipe.method.phases[index];
@@ -387,7 +398,7 @@ impl Trainer {
         if sampling == FlipSampling::Sample {
             self.search_flips(0)?;
         }
-        let Self { backend, allocated, .. } = self;
+        let Self { backend, allocated, is_torn, .. } = self;
         let Allocated { parameters, variances, averages, .. } = allocated;
         let table = match phase.kind() {
             PhaseKind::Sparse => allocated.sparse_table,
@@ -398,6 +409,7 @@ impl Trainer {
             variances.keep(&mut **backend, parameters)?;
         }
         if shared.as_ref().is_none_or(Shared::is_finite) {
+            *is_torn = true;
             backend.graph(Part::Update.of_phase(index, None), &mut |backend| {
                 backend.run(GradNorm { table })?;
                 backend.run(OptimizerStep { table, optimizer: &optimizer, decay })?;
@@ -406,6 +418,7 @@ impl Trainer {
         }
         let losses = allocated.losses.first_rows(rows);
         let report = backend.start_report(losses)?;
+        self.is_unreported = false;
         let report = match shared {
             Some(shared) => shared.report(report),
             None => report,
@@ -428,17 +441,22 @@ impl Trainer {
         self.advance(self.phase_index(self.step() + 1))
     }
 
-    /// Refuses a step beyond the recipe, whose schedule and phases are over.
+    /// Refuses a step beyond the recipe, whose schedule and phases are over, and one after a step
+    /// that did not end.
     fn check_unfinished(&self) -> Result<(), Error> {
+        self.check_whole()?;
         let (done, steps) = (self.step(), self.recipe.steps);
         limits::check("steps", done < steps, &format!("more than the {done} done"), steps)
     }
 
     /// Advances the step counter and refreshes masks, whether the update was applied or skipped.
     fn advance(&mut self, phase: usize) -> Result<(), Error> {
+        self.is_torn = true;
         self.progress.step += 1;
         self.settle(phase);
-        self.prepare_weights(Refreshed::IfDue)
+        self.prepare_weights(Refreshed::IfDue)?;
+        self.is_torn = false;
+        Ok(())
     }
 
     /// The declarations of all parameters, in order.
@@ -478,6 +496,7 @@ impl Trainer {
         let micro_steps = f64::from(self.recipe.gradient_accumulation.of(state.step));
         let targets = self.batch.counted.max(1) as f64 * micro_steps;
         self.backend.set_step(StepState { loss_scale: (1.0 / targets) as f32, ..state })?;
+        self.is_unreported = true;
         Ok(shape)
     }
 
@@ -517,6 +536,7 @@ impl StartedStep<'_> {
         let Trainer { backend, allocated: Allocated { parameters, variances, .. }, .. } = trainer;
         let report = report(&mut **backend)?;
         if let Some(culprit) = report.non_finite {
+            trainer.is_torn = false;
             return Err(Error::NonFinite { step, what: trainer.divergence(objective, culprit)? });
         }
         let of = |(parameter, count): (&Parameter, PendingCount)| -> Result<_, Error> {

@@ -1,7 +1,14 @@
 //! The same bits: on any number of threads, interrupted anywhere, observed or not.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
 use sparse24_core::{MaskKind, mvue::Estimator, op::Activation, phase::Fraction};
+use sparse24_tests::hooked::{Hook, Hooked};
 use sparse24_train::{
+    Error,
     backend::Region,
     method::{DgradOperand, GradientOperand, Method, PRESETS, Phase, PhaseKind, Until},
     model::ActivationCheckpointing,
@@ -215,4 +222,60 @@ fn states_copied_out_are_those_of_their_step() {
         reused = copied().expect("downloads");
         assert!(reused == expected, "before step {}", trainer.step());
     }
+}
+
+/// Whichever operation of a step fails, the next try has the same bits or is refused until the
+/// state before is restored; so is one after a step that was started and dropped.
+#[test]
+fn a_step_that_did_not_end_is_repeated_to_the_bit_or_refused() {
+    let recipe = Recipe { ema_decay: Some(0.75), ..fixture::recipe(fst(LAMBDA)) };
+    let noise = Noise::of(&recipe);
+    let train = |trainer: &mut Trainer| trainer.train_step(&noise, FlipSampling::Sample);
+    // Masks are searched again after step 4.
+    let finish = |trainer: &mut Trainer| {
+        while trainer.step() < 5 {
+            train(trainer).expect("finite");
+        }
+        bits(trainer)
+    };
+    let expected = finish(&mut start(&recipe));
+    let (mut operations, mut refused) = (0, 0);
+    for is_dropped in [true, false] {
+        loop {
+            let left = Arc::new(AtomicUsize::new(usize::MAX));
+            let counted = Arc::clone(&left);
+            let hook: Hook = Box::new(move |backend, _, op| match counted.fetch_sub(1, Relaxed) {
+                0 => Err(Error::Device("lost".to_owned())),
+                _ => backend.execute(op),
+            });
+            let mut trainer = fixture::trainer(Hooked::new(fixture::cpu(), hook), &recipe);
+            (0..3).for_each(|_| drop(train(&mut trainer).expect("finite")));
+            let states = trainer.parameter_states().expect("downloads");
+            if is_dropped {
+                drop(trainer.start_step(&noise, FlipSampling::Skip).expect("queued"));
+            } else {
+                left.store(operations, Relaxed);
+                if train(&mut trainer).is_ok() {
+                    break;
+                }
+                left.store(usize::MAX, Relaxed);
+            }
+            if let Err(error) = train(&mut trainer) {
+                assert!(error.to_string().contains("restore"), "{error}");
+                assert!(trainer.skip_step().is_err() && trainer.parameter_states().is_err());
+                trainer.restore(3, &states).expect("its own states");
+                refused += 1;
+            }
+            assert!(finish(&mut trainer) == expected, "operation {operations}");
+            if is_dropped {
+                assert_eq!(refused, 1);
+                break;
+            }
+            operations += 1;
+        }
+    }
+    assert!(
+        operations > 100 && (8..operations / 2).contains(&refused),
+        "{refused} of {operations}"
+    );
 }

@@ -483,6 +483,37 @@ fn a_batch_without_lengths_has_no_padding() {
     }
 }
 
+/// Images that are not finite, of which there is no second micro-batch.
+struct Poisoned(Noise);
+
+impl Objective for Poisoned {
+    fn fill(&self, step: u32, micro_step: u32, batch: &mut Batch) -> Result<(), DataError> {
+        self.0.fill(step, micro_step, batch)?;
+        batch.pixels.fill(f32::NAN);
+        if micro_step == 0 { Ok(()) } else { Err("no data".into()) }
+    }
+}
+
+/// A step reports its own values, not those of passes that were abandoned or only looked at.
+#[test]
+fn a_step_after_poisoned_passes_is_finite() {
+    let recipe = fixture::deit(fixture::recipe(fst(LAMBDA)));
+    let noise = Noise::of(&recipe);
+    for pass in [
+        (|trainer, poisoned| {
+            trainer.train_step(poisoned, FlipSampling::Skip).expect_err("no data");
+        }) as fn(&mut Trainer, &Poisoned),
+        |trainer, poisoned| drop(trainer.gradient_noise(poisoned).expect("one micro-batch")),
+        |trainer, poisoned| trainer.time_plans(poisoned).expect("one micro-batch"),
+    ] {
+        let [mut trainer, mut unharmed] = [(); 2].map(|()| fixture::trainer(cpu(), &recipe));
+        pass(&mut trainer, &Poisoned(noise));
+        trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+        unharmed.train_step(&noise, FlipSampling::Skip).expect("finite");
+        assert!(bits(&mut trainer) == bits(&mut unharmed));
+    }
+}
+
 #[test]
 fn special_tokens_and_padding_are_never_targets() {
     let rule = MaskedLm {

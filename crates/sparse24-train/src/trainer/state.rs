@@ -70,20 +70,28 @@ impl Trainer {
     /// The state of every parameter, in order. Together with [`Progress`] it is the whole state.
     ///
     /// # Errors
-    /// Errors of the downloads.
+    /// Errors of [`Self::copy_out`].
     pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
         self.copy_out(Vec::new())?()
+    }
+
+    /// Refuses a state between two steps.
+    pub(super) fn check_whole(&self) -> Result<(), Error> {
+        let problem = "a step started and did not end; restore a state before you go on";
+        let (name, problem) = ("the trainer".to_owned(), problem.to_owned());
+        if self.is_torn { Err(Error::Parameter { name, problem }) } else { Ok(()) }
     }
 
     /// Starts to copy the present [`Trainer::parameter_states`] into the memory of earlier ones.
     /// The result waits for the copy; the trainer may go on before it is called.
     ///
     /// # Errors
-    /// Errors of the downloads.
+    /// [`Error::Parameter`] after a step that did not end; errors of the downloads.
     pub fn copy_out(
         &mut self,
         mut states: Vec<ParameterState>,
     ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
+        self.check_whole()?;
         let is_sparse = self.phase().mask().is_some();
         let kept = [self.recipe.optimizer.rule.adam().is_some(), self.recipe.ema_decay.is_some()];
         let mut memories = self.memories.iter();
@@ -150,7 +158,7 @@ impl Trainer {
         let parameters = self.allocated.parameters.iter();
         let of = |parameter: &Parameter| whole(states, parameter, forward);
         let states = parameters.clone().map(of).collect::<Result<Vec<_>, _>>()?;
-        self.progress = progress;
+        (self.is_torn, self.progress) = (true, progress);
         let mut memories = self.memories.iter_mut();
         let mut averages = self.allocated.averages.iter();
         let backend = &mut self.backend;
@@ -174,7 +182,9 @@ impl Trainer {
                 backend.upload_mask(id, mask)?;
             }
         }
-        self.prepare_weights(if has_masks { Refreshed::None } else { Refreshed::All })
+        self.prepare_weights(if has_masks { Refreshed::None } else { Refreshed::All })?;
+        self.is_torn = false;
+        Ok(())
     }
 
     /// Replaces the initial weights by these, given by name and row-major; masks are searched.
