@@ -181,6 +181,8 @@ fn an_incomplete_state_is_refused() {
             |state| state.second_moment.push(0.0),
             "a second moment of size [128], found [129]",
         ),
+        ("fst", |state| state.second_moment[0] = -1.0, "its second moment is negative"),
+        ("fst", |state| state.second_moment[0] = f32::NAN, "its second moment is negative"),
         ("fst", |state| state.mask = Mask::empty(16, 4).ok(), "a mask of size [16, 8], found"),
         ("fst", |state| set_tile(&mut state.mask, 0x3333), "not transposable: tile (0, 1)"),
         (
@@ -213,6 +215,35 @@ fn an_incomplete_state_is_refused() {
         assert!(error.contains("steps: expected at least the 31"), "{error}");
         assert_eq!(trainer.step(), 0);
         assert!(trainer.parameter_states().expect("downloads") == before, "{name}, {what}");
+    }
+}
+
+/// More parameters than the model has, one twice, and moments that the optimizer does not have.
+#[test]
+fn the_state_of_another_run_is_refused() {
+    let recipe = recipe("fst");
+    let states = |recipe: &Recipe| {
+        let mut trainer = fixture::trainer(cpu(), recipe);
+        trainer.parameter_states().expect("downloads")
+    };
+    let (mut larger, own) = (recipe.clone(), states(&recipe));
+    fixture::change(&mut larger, |spec| spec.layers += 1);
+    let mut without_v = recipe.clone();
+    without_v.optimizer.rule = UpdateRule::Sgd { momentum: 0.5 };
+    for (recipe, found, what) in [
+        (&recipe, states(&larger), "h.2.ln_1.weight: the model has no such parameter"),
+        (
+            &recipe,
+            [&own[..], &own[..1]].concat(),
+            "wte.weight: the model has no such parameter, or",
+        ),
+        (&without_v, own.clone(), "not of this optimizer"),
+    ] {
+        let mut trainer = fixture::trainer(cpu(), recipe);
+        let before = trainer.parameter_states().expect("downloads");
+        let error = trainer.restore(1, &found).expect_err(what).to_string();
+        assert!(error.contains(what), "{error}");
+        assert!(trainer.step() == 0 && trainer.parameter_states().expect("downloads") == before);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The state of a run on the host: copied out, restored, started from weights. A restored trainer
 //! continues with the same bits as the one that was copied.
 
-use std::mem;
+use std::{collections::BTreeSet, mem};
 
 use sparse24_core::Mask;
 
@@ -82,6 +82,15 @@ impl Trainer {
         if self.is_torn { Err(Error::Parameter { name, problem }) } else { Ok(()) }
     }
 
+    /// Refuses names of no parameter, and repeated ones.
+    fn check_names<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+        let parameters = self.allocated.parameters.iter();
+        let mut left: BTreeSet<_> = parameters.map(|parameter| &*parameter.spec.name).collect();
+        let Some(name) = names.find(|name| !left.remove(name)) else { return Ok(()) };
+        let problem = "the model has no such parameter, or it is given twice".to_owned();
+        Err(Error::Parameter { name: name.to_owned(), problem })
+    }
+
     /// Starts to copy the present [`Trainer::parameter_states`] into the memory of earlier ones.
     /// The result waits for the copy; the trainer may go on before it is called.
     ///
@@ -134,10 +143,11 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Setting`] for more steps than the recipe has, or ends that its phases cannot have;
-    /// [`Error::Parameter`] names one that is missing or incomplete, has another shape, or whose
-    /// mask lacks the structure of the phase; with a mask for one parameter, a sparse phase needs
-    /// the masks of all. After these, the trainer is as it was; after an error of the device, it
-    /// has to be restored again.
+    /// [`Error::Parameter`] names one that is missing, unknown, repeated or incomplete, has another
+    /// shape, a second moment that is negative or that no optimizer reads, or a mask that lacks the
+    /// structure of the phase; with a mask for one parameter, a sparse phase needs the masks of all.
+    /// After these, the trainer is as it was; after an error of the device, it has to be restored
+    /// again.
     pub fn restore(
         &mut self,
         progress: impl Into<Progress>,
@@ -152,6 +162,7 @@ impl Trainer {
             let expected = "a step of the state that ends a phase by its criterion";
             limits::check("phase_ends", is_end, expected, format_args!("{end} of phase {phase}"))?;
         }
+        self.check_names(states.iter().map(|state| &*state.name))?;
         let phase = method.phases[method.phase_at(progress.step, *steps, &progress.ends)];
         let has_masks = states.iter().any(|state| state.mask.is_some());
         let forward = if has_masks { phase.forward } else { WeightOperand::Dense };
@@ -190,14 +201,9 @@ impl Trainer {
     /// Replaces the initial weights by these, given by name and row-major; masks are searched.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where one is missing, has another size or belongs to no parameter.
+    /// [`Error::Parameter`] where one is missing, repeated, of another size or of no parameter.
     pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
-        let parameters = &self.allocated.parameters;
-        let is_known = |name: &str| parameters.iter().any(|parameter| parameter.spec.name == name);
-        if let Some((name, _)) = weights.iter().find(|(name, _)| !is_known(name)) {
-            let problem = "the model has no such parameter".to_owned();
-            return Err(Error::Parameter { name: (*name).to_owned(), problem });
-        }
+        self.check_names(weights.iter().map(|&(name, _)| name))?;
         self.start_partly_from(weights, |_| false)
     }
 
@@ -263,6 +269,11 @@ fn whole<'a>(
     let always = [("a weight", &state.weight), ("a first moment", &state.first_moment)];
     for (what, values) in always.into_iter().chain(second).chain(average) {
         sized(parameter, what, &[values.len()])?;
+    }
+    let (has_v, v) = (parameter.second_moment.is_some(), &state.second_moment);
+    if !v.iter().all(|&v| has_v && v >= 0.0) {
+        let problem = "its second moment is negative, or not of this optimizer";
+        return Err(unfit(parameter, problem));
     }
     let (WeightOperand::Pruned(kind, values), Some(pruned)) = (forward, parameter.pruned) else {
         return Ok(state);
