@@ -92,7 +92,7 @@ pub trait Model: Send {
     }
 }
 
-fn no_translation() -> Error {
+pub(crate) fn no_translation() -> Error {
     Error::setting("model.kind", "this model does not translate")
 }
 

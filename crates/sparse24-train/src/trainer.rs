@@ -37,6 +37,7 @@ use crate::{
 
 use self::{
     averages::Averages,
+    generation::Decoding,
     operands::{Memory, Refreshed},
     ranks::Shared,
     settling::Variances,
@@ -191,6 +192,7 @@ pub struct Trainer {
     is_unreported: bool,
     /// Whether an update was started whose step did not end.
     is_torn: bool,
+    decoding: Decoding,
 }
 
 impl Trainer {
@@ -237,6 +239,7 @@ impl Trainer {
             interrupt: Arc::default(),
             is_unreported: false,
             is_torn: false,
+            decoding: Decoding::default(),
         };
         trainer.prepare_weights(Refreshed::All)?;
         Ok(trainer)
@@ -502,6 +505,7 @@ impl Trainer {
 
     /// Brings the batch to the device. Returns its shape, which is at most this.
     fn upload_batch(&mut self, most: BatchShape) -> Result<BatchShape, Error> {
+        self.decoding = Decoding::default();
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
         let shape = batch.complete(most, recipe.model.inputs())?;
         model.upload(&mut **backend, batch)?;

@@ -10,6 +10,7 @@ use sparse24_tests::oracle::{
     layers::Address,
 };
 use sparse24_train::{
+    Error,
     backend::op::HeadLoss,
     method::Method,
     model::{DecodingStep, ModelSpec, TransformerSpec, transformer},
@@ -129,6 +130,64 @@ fn logits_and_losses_are_those_of_pytorch() {
     }
     let outcome = trainer.train_step(&batch, FlipSampling::Skip).expect("finite");
     assert!((8.0 * outcome.loss - 25.157_534).abs() <= 1e-4, "{}", outcome.loss);
+}
+
+/// Nothing is decoded but the next tokens of hypotheses of the sources that were encoded last.
+#[test]
+fn a_decoding_step_out_of_place_is_refused() {
+    const FAR: usize = usize::MAX;
+    let recipe = recipe(Method::dense(), BatchShape { size: 2, sequence_length: 5 });
+    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let batch = Fixed(sentences());
+    let shape = |size, sequence_length| BatchShape { size, sequence_length };
+    let tokens: [&[u32]; 3] = [&[], &[2, 2, 2], &[2, 2]];
+    let first = DecodingStep {
+        sources: shape(2, 5),
+        position: 0,
+        longest: 5,
+        tokens: tokens[2],
+        parents: &[0, 1],
+    };
+    let second = DecodingStep { position: 1, ..first };
+    let refused = |trainer: &mut Trainer, step: DecodingStep<'_>, what: &str| {
+        let error = trainer.decode(&step).expect_err(what);
+        let is_named =
+            matches!(error, Error::Operand { operation: "decode", operand, .. } if operand == what);
+        assert!(is_named, "{step:?}: {error}");
+    };
+    refused(&mut trainer, first, "the sources");
+    trainer.encode(&batch.0).expect("sources");
+    for (step, what) in [
+        (DecodingStep { sources: shape(0, 5), ..first }, "the sources"),
+        (DecodingStep { sources: shape(9, 5), ..first }, "the sources"),
+        (DecodingStep { sources: shape(2, 9), ..first }, "the sources"),
+        (DecodingStep { tokens: tokens[0], parents: &[], ..first }, "tokens"),
+        (DecodingStep { tokens: tokens[1], parents: &[0, 1, 2], ..first }, "tokens"),
+        (DecodingStep { longest: 6, ..first }, "tokens"),
+        (DecodingStep { longest: FAR, ..first }, "tokens"),
+        (DecodingStep { longest: 0, ..first }, "the position"),
+        (DecodingStep { position: 5, ..first }, "the position"),
+        (DecodingStep { position: FAR, ..first }, "the position"),
+        (second, "the position"),
+        (DecodingStep { parents: &[0], ..first }, "parents"),
+        (DecodingStep { parents: &[0, 2], ..first }, "parents"),
+    ] {
+        refused(&mut trainer, step, what);
+    }
+    trainer.decode(&first).expect("the first token");
+    refused(&mut trainer, DecodingStep { longest: 4, ..second }, "the position");
+    trainer.decode(&second).expect("the second token");
+    trainer.evaluate(&batch, 2).expect("no device fails");
+    refused(&mut trainer, first, "the sources");
+    let mut without = batch.0.clone();
+    without.source.clear();
+    trainer.encode(&without).expect_err("no source");
+    refused(&mut trainer, first, "the sources");
+
+    let recipe = fixture::recipe(Method::dense());
+    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let errors = [trainer.encode(&batch.0).err(), trainer.decode(&first).err()];
+    assert!(errors.iter().all(|error| matches!(error, Some(Error::Setting { .. }))), "{errors:?}");
 }
 
 /// The logits after a prefix, by a whole forward pass in f64.

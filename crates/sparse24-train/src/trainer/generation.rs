@@ -4,10 +4,19 @@ use super::{Allocated, Trainer};
 use crate::{
     Error,
     backend::Copied,
-    model::DecodingStep,
+    model::{DecodingStep, no_translation},
     nn::{BatchShape, Pass},
-    objective::Batch,
+    objective::{Batch, Inputs},
 };
+
+/// What the buffers of a translating model hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Decoding {
+    /// Size and length of the sources that are encoded; 0 if none are.
+    sources: [usize; 2],
+    /// The number of hypotheses, their most tokens, and those that are decoded.
+    done: [usize; 3],
+}
 
 impl Trainer {
     /// The logits after the last token of a non-empty prompt, of which the last `sequence_length`
@@ -46,35 +55,56 @@ impl Trainer {
     /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for a batch that
     /// is not one; errors from the backend.
     pub fn encode(&mut self, batch: &Batch) -> Result<(), Error> {
+        self.check_translates()?;
         self.batch.clone_from(batch);
-        let shape = self.upload_batch(self.recipe.batch)?;
+        let sources = self.upload_batch(self.recipe.batch)?;
         let phase = *self.phase();
         let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
-        let pass = recipe.pass(&mut **backend, &phase, shape);
-        model.encode(&mut Pass { dropout: 0.0, ..pass })
+        let pass = recipe.pass(&mut **backend, &phase, sources);
+        model.encode(&mut Pass { dropout: 0.0, ..pass })?;
+        self.decoding.sources = [sources.size, sources.sequence_length];
+        Ok(())
     }
 
     /// The logits `[hypotheses, V]` after one more token of each hypothesis. The sources are those
     /// that were encoded last, and the steps before this one were those of the same hypotheses.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for more tokens
-    /// than a batch has; errors from the backend.
+    /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for sources that
+    /// are not encoded (training and evaluations overwrite them), for a position that does not
+    /// follow the one before, and for more tokens than a batch has; errors from the backend.
     pub fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
-        let (n, most) = (step.tokens.len(), self.recipe.batch);
-        let longest = step.longest.clamp(step.position + 1, most.sequence_length);
-        if n * longest > most.tokens() || longest != step.longest {
-            return Err(Error::Operand {
-                operation: "decode",
-                operand: "tokens",
-                expected: [most.tokens() / longest, longest],
-                found: [n, step.longest],
-            });
+        self.check_translates()?;
+        let &DecodingStep { sources, position, longest, tokens, parents } = step;
+        let (n, most, sources) =
+            (tokens.len(), self.recipe.batch, [sources.size, sources.sequence_length]);
+        let Decoding { sources: encoded, done } = self.decoding;
+        let fits = longest <= most.sequence_length && n.saturating_mul(longest) <= most.tokens();
+        let fits = fits && n > 0 && n.is_multiple_of(sources[0]);
+        let follows = position < longest && (position == 0 || done == [n, longest, position]);
+        let are_known = parents.len() == n && parents.iter().all(|&parent| (parent as usize) < n);
+        for (operand, is_fine, expected, found) in [
+            ("the sources", sources == encoded && sources[0] > 0, encoded, sources),
+            ("tokens", fits, [most.tokens() / longest.max(1), longest], [n, longest]),
+            ("the position", follows, [done[2], longest], [position, longest]),
+            ("parents", are_known, [n, 1], [parents.len(), 1]),
+        ] {
+            if !is_fine {
+                return Err(Error::Operand { operation: "decode", operand, expected, found });
+            }
         }
+        self.decoding.done = [0; 3];
         let phase = *self.phase();
         let shape = BatchShape { size: n, sequence_length: 1 };
         let Self { backend, allocated: Allocated { model, .. }, recipe, .. } = self;
         let pass = recipe.pass(&mut **backend, &phase, shape);
-        model.decode(&mut Pass { dropout: 0.0, ..pass }, step)
+        let logits = model.decode(&mut Pass { dropout: 0.0, ..pass }, step)?;
+        self.decoding.done = [n, longest, position + 1];
+        Ok(logits)
+    }
+
+    fn check_translates(&self) -> Result<(), Error> {
+        let translates = self.recipe.model.inputs() == Inputs::Translation;
+        if translates { Ok(()) } else { Err(no_translation()) }
     }
 }
