@@ -35,7 +35,8 @@ pub struct Method {
     pub refresh: Refresh,
     /// Masked decay in phases whose forward is pruned.
     pub decay: MaskedDecay,
-    /// Phases in order; the last one ends with the run.
+    /// Phases in order; the last one ends with the run. Without one, [`Self::phase_at`] and
+    /// [`Self::last_step`] panic; [`Self::check`] refuses it.
     pub phases: Vec<Phase>,
 }
 

@@ -213,8 +213,10 @@ impl ModelSpec {
         let expected = format!("a divisor of model.d_model {d_model}");
         limits::check("model.heads", d_model.is_multiple_of(heads), &expected, heads)?;
         let is_held = (1..=longest).contains(&sequence_length);
-        let expected = format!("at least 1 and at most {longest}");
+        let expected = format!("at least 1 and at most the model's {longest}");
         limits::check("model.sequence_length", is_held, &expected, sequence_length)?;
+        let classes = self.prediction().map_or(1, Prediction::outputs);
+        limits::check("the classes", classes > 0, "at least 1", classes)?;
         limits::check("the vocabulary", self.vocabulary() > 0, "an id", self.vocabulary())
     }
 

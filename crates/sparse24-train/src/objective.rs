@@ -235,7 +235,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Mean loss per target, in nats.
+    /// Mean loss per target, in nats; NaN without targets.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss_sum / self.targets as f64

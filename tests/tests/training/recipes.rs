@@ -7,7 +7,9 @@ use sparse24_train::{
     backend::BACKENDS,
     estimate::estimate,
     model::ModelSpec,
+    nn::Prediction,
     optim::{Adam, MaskedDecay, UpdateRule},
+    schedule::Decay,
     trainer::{FlipSampling, Recipe, Trainer},
 };
 
@@ -31,7 +33,7 @@ fn adam(change: impl FnOnce(&mut Adam)) -> UpdateRule {
 fn an_impossible_recipe_is_refused_by_its_setting() {
     const LAST: &str = "batch.final_gradient_accumulation_steps";
     type Damage = fn(&mut Recipe);
-    let cases: [(&str, Damage); 27] = [
+    let cases: [(&str, Damage); 30] = [
         ("model.layers", |recipe| change(recipe, |spec| spec.layers = 1 << 60)),
         ("model.heads", |recipe| change(recipe, |spec| spec.heads = 1 << 40)),
         ("model.d_model", |recipe| change(recipe, |spec| spec.d_model = 1 << 40)),
@@ -51,6 +53,15 @@ fn an_impossible_recipe_is_refused_by_its_setting() {
         ("batch.size", |recipe| recipe.batch.size = usize::MAX),
         ("batch.size", |recipe| recipe.batch.size = 0),
         ("steps", |recipe| recipe.steps = 0),
+        ("steps", |recipe| {
+            recipe.gradient_accumulation.last = NonZeroU32::new(3).expect("not zero");
+        }),
+        ("optimizer.cooldown_steps", |recipe| {
+            (recipe.schedule.decay, recipe.schedule.cooldown_steps) = (Decay::Wsd, 0);
+        }),
+        ("the classes", |recipe| {
+            change(recipe, |spec| spec.prediction = Some(Prediction::Class(0)))
+        }),
         (LAST, |recipe| recipe.gradient_accumulation.last = NonZeroU32::MAX),
         (LAST, |recipe| recipe.gradient_accumulation.last = NonZeroU32::MIN),
         ("model.dropout", |recipe| recipe.dropout = f32::NAN),

@@ -13,7 +13,7 @@ use crate::{
     model::{ActivationCheckpointing, ModelSpec},
     nn::{BatchShape, NoWeightDecay, Pass},
     optim::{AdamVariant, Optimizer},
-    schedule::{GradientAccumulation, Schedule},
+    schedule::{Decay, GradientAccumulation, Schedule},
 };
 
 /// Everything that determines a run, besides its data.
@@ -100,7 +100,9 @@ impl Recipe {
         limits::size("batch.size", self.batch.size, MOST)?;
         limits::share("model.dropout", self.dropout)?;
         limits::share("optimizer.ema_decay", self.ema_decay.unwrap_or(0.0))?;
-        let Schedule { peak, floor, warmup_start, .. } = self.schedule;
+        let Schedule { peak, floor, warmup_start, decay, cooldown_steps, .. } = self.schedule;
+        let has_cooldown = decay != Decay::Wsd || cooldown_steps > 0;
+        limits::check("optimizer.cooldown_steps", has_cooldown, "at least 1", cooldown_steps)?;
         limits::magnitude("method.lambda", self.method.decay.lambda().unwrap_or(0.0))?;
         limits::magnitude("optimizer.learning_rate", peak)?;
         limits::magnitude("optimizer.min_learning_rate", floor)?;
@@ -109,7 +111,7 @@ impl Recipe {
         let Optimizer { rule, clip } = &self.optimizer;
         limits::check("optimizer.max_grad_norm", *clip > 0.0, "a number above 0", clip)?;
         limits::rule(rule)?;
-        let GradientAccumulation { first, last, .. } = self.gradient_accumulation;
+        let GradientAccumulation { first, last, steps } = self.gradient_accumulation;
         let grows = first < last && last.get() as usize <= MOST_GROWN;
         let (key, expected) =
             ("batch.final_gradient_accumulation_steps", format!("{first} to {MOST_GROWN}"));
@@ -125,6 +127,8 @@ impl Recipe {
             );
             return Err(Error::setting("batch.replicas", problem));
         }
+        let expected = format!("{steps}, over which the gradient accumulation grows");
+        limits::check("steps", first == last || steps == self.steps, &expected, self.steps)?;
         self.method.check(self.steps)?;
         let uses_variance =
             |phase: &Phase| phase.optimizer == AdamVariant::FrozenVariance || phase.watches();
