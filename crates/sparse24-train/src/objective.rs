@@ -62,8 +62,8 @@ impl Batch {
         (self.counted, self.shape) = (0, None);
     }
 
-    /// Fills in lengths that are left out, and refuses a batch that does not consist of these inputs
-    /// in whole sequences of this shape, or of its own, which must fit into this one. Returns the
+    /// Fills in lengths that are left out. Refuses a batch that does not consist of these inputs in
+    /// whole sequences of this shape, or of its own, which must fit into this one. Returns the
     /// batch's shape.
     ///
     /// # Errors
@@ -210,7 +210,8 @@ impl<T: Objective + ?Sized> Objective for Box<T> {
 pub trait Evaluation {
     /// Number of sequences.
     fn sequences(&self) -> usize;
-    /// Fills an empty batch with `shape.size` sequences from `first` on. Fails as [`Objective::fill`].
+    /// Fills an empty batch with `shape.size` sequences from `first` on. Fails like
+    /// [`Objective::fill`].
     fn fill(&self, first: usize, shape: BatchShape, batch: &mut Batch) -> Result<(), DataError>;
 }
 
