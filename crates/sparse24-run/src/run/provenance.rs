@@ -60,7 +60,7 @@ pub fn fingerprint(weights: &[NamedTensor]) -> String {
 pub struct Provenance {
     /// Version of this crate.
     pub version: String,
-    /// Commit of the build, if known.
+    /// Commit of the build; none where this crate was not built in its own repository.
     pub git: Option<String>,
     /// Time of the start (UTC).
     pub started: String,
@@ -91,7 +91,8 @@ pub struct Provenance {
     pub simd: String,
     /// CPU threads; results do not depend on them.
     pub threads: usize,
-    /// Versions of the libraries that compute or store, if known.
+    /// Versions of the libraries that compute or store; none where this crate was built outside of
+    /// its workspace, as a dependency.
     pub libraries: BTreeMap<String, String>,
 }
 

@@ -74,6 +74,8 @@ fn provenance_names_its_libraries() {
     let device = Device { backend: "cpu", description: String::new(), sparse_products: "" };
     let libraries = Provenance::of_start(&device, Initial::Random).libraries;
     assert!(libraries.get("serde_json").is_some_and(|v| v.starts_with('1')), "{libraries:?}");
+    assert_eq!(libraries.contains_key("tiktoken-rs"), cfg!(feature = "tokenizers"));
+    assert_eq!(libraries.contains_key("private-gemm-x86"), cfg!(target_arch = "x86_64"));
 }
 
 #[test]
