@@ -336,6 +336,29 @@ fn free(_: &Path) -> Option<u64> {
     None
 }
 
+/// A file or folder beside the place that it is to take. If it does not, even because of a panic, it
+/// is removed.
+struct Aside {
+    path: PathBuf,
+    is_placed: bool,
+}
+
+impl Aside {
+    fn place(mut self, at: &Path) -> Result<(), Error> {
+        rename(&self.path, at)?;
+        self.is_placed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if !self.is_placed && unlink(&self.path).is_err() {
+            drop(remove_all(&self.path));
+        }
+    }
+}
+
 /// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))
@@ -346,19 +369,14 @@ pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let aside = aside(path);
-    let written = NewFile::create(aside.clone()).and_then(|mut file| {
+    let aside = Aside { path: aside(path), is_placed: false };
+    let written = NewFile::create(aside.path.clone()).and_then(|mut file| {
         write(&mut file)?;
         file.sync()
     });
-    written.and_then(|()| rename(&aside, path)).map_err(|e| {
-        drop(unlink(&aside));
-        match e {
-            Error::Io { action, source, .. } if action != "read" => {
-                Error::io("write", path, source)
-            }
-            other => other,
-        }
+    written.and_then(|()| aside.place(path)).map_err(|e| match e {
+        Error::Io { action, source, .. } if action != "read" => Error::io("write", path, source),
+        other => other,
     })?;
     sync_directory(parent(path))
 }
@@ -373,23 +391,18 @@ pub fn fill_folder(
         let problem = "is not an empty folder, expected a new or empty one; choose another";
         return Err(Error::file(folder, problem));
     }
-    let (parent, aside) = (parent(folder), aside(folder));
+    let (parent, aside) = (parent(folder), Aside { path: aside(folder), is_placed: false });
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    if aside.exists() {
-        remove_directory(&aside)?;
+    if aside.path.exists() {
+        remove_directory(&aside.path)?;
     }
-    let placed = create_directory(&aside)
-        .and_then(|()| fill(&aside))
-        .and_then(|()| sync_directory(&aside))
-        .and_then(|()| match exists {
-            true => fs::remove_dir(folder).map_err(|e| Error::io("replace", folder, e)),
-            false => Ok(()),
-        })
-        .and_then(|()| rename(&aside, folder));
-    if let Err(error) = placed {
-        let _ = fs::remove_dir_all(&aside);
-        return Err(error);
+    create_directory(&aside.path)?;
+    fill(&aside.path)?;
+    sync_directory(&aside.path)?;
+    if exists {
+        fs::remove_dir(folder).map_err(|e| Error::io("replace", folder, e))?;
     }
+    aside.place(folder)?;
     sync_directory(parent)
 }
 

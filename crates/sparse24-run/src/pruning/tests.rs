@@ -123,6 +123,24 @@ fn every_dtype_kind_and_search_prunes_what_core_prunes() {
 }
 
 #[test]
+fn a_panic_of_the_observer_leaves_nothing() {
+    let folder = Folder::new();
+    let input = folder.write(&[("w", Dtype::F32, &[4, 4], f32s(&mixed(16)))]);
+    let model = folder.path("model");
+    fs::create_dir(&model).unwrap();
+    fs::copy(&input, model.join("model.safetensors")).unwrap();
+    let before = fs::read_dir(folder.0.path()).unwrap().count();
+    for from in [input, model] {
+        let (output, panics) = (folder.path("out"), &mut |_, _| panic!("as planned"));
+        let pruned = AssertUnwindSafe(|| {
+            prune(&from, &output, all(KINDS[0]), Search::Exact, Unprunable::Copy, panics)
+        });
+        assert!(catch_unwind(pruned).is_err());
+        assert_eq!(fs::read_dir(folder.0.path()).unwrap().count(), before, "{from:?}");
+    }
+}
+
+#[test]
 fn reasons() {
     let folder = Folder::new();
     for kind in KINDS {
