@@ -1,7 +1,10 @@
 //! The error type of this crate. A message is one sentence that names the file or key, the value
 //! found and the value expected.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use sparse24_train::ErrorKind;
 
@@ -18,7 +21,7 @@ pub enum Error {
         problem: String,
     },
     /// A file cannot be used.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}", shown(path))]
     File {
         /// The file.
         path: PathBuf,
@@ -26,7 +29,7 @@ pub enum Error {
         problem: String,
     },
     /// The operating system refused.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", shown(path))]
     Io {
         /// The operation: `read`, `write`, `create`, ...
         action: &'static str,
@@ -38,7 +41,7 @@ pub enum Error {
     /// Too little disk space; nothing was written.
     #[error(
         "{}: {what} need {} of disk space, but only {} are free; free some space",
-        path.display(),
+        shown(path),
         mebibytes(*needed),
         mebibytes(*free)
     )]
@@ -265,6 +268,16 @@ fn consequence(kept: Option<u32>) -> String {
     })
 }
 
+/// A path in one line, with control characters escaped; an empty one as `""`.
+fn shown(path: &Path) -> String {
+    let text = path.display().to_string();
+    if text.is_empty() {
+        return "\"\"".to_owned();
+    }
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
+}
+
 fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
@@ -365,4 +378,24 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 pub(crate) fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_shown_in_one_line_and_never_empty() {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        for (path, expected) in [
+            ("a b/\u{e9}", "a b/\u{e9}: "),
+            ("/no\npe\u{1b}[0m", "/no\\npe\\u{1b}[0m: "),
+            ("a\0b", "a\\u{0}b: "),
+            ("", "\"\": "),
+        ] {
+            assert!(Error::file(path, "no").to_string().starts_with(expected), "{path:?}");
+            let error = Error::io("read", path, missing()).to_string();
+            assert!(error.starts_with(&format!("cannot read {expected}")), "{error}");
+        }
+    }
 }
