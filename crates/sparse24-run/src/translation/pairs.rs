@@ -292,6 +292,7 @@ impl PairSource {
     }
 
     /// Refuses data of another dictionary than that of a model: their pieces would be unknown.
+    #[cfg_attr(not(feature = "tokenizers"), expect(unused_variables, reason = "no dictionaries"))]
     fn check_dictionary(&self, tokenizer: &Tokenizer) -> Result<(), Error> {
         #[cfg(feature = "tokenizers")]
         if let (Tokenizer::Dictionary(own), [Some(path), _] | [_, Some(path)]) =
