@@ -5,7 +5,7 @@ use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 /// Top-k sampling with a temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampler {
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Divides the logits; 0 takes the likeliest token. Not negative.
     pub temperature: f32,
     /// Number of likeliest tokens to draw from.
     pub top_k: usize,
@@ -14,9 +14,15 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// The token drawn at this position; equal logits are ordered lowest id first.
+    /// The token drawn at this position from logits without a NaN; equal ones are ordered lowest id
+    /// first.
+    ///
+    /// # Panics
+    /// Without logits, and for a temperature that is negative or NaN.
     #[must_use]
     pub fn draw(&self, logits: &[f32], position: u32) -> u32 {
+        assert!(!logits.is_empty(), "a token is drawn from at least one logit");
+        assert!(self.temperature >= 0.0, "temperature {}: below 0 or NaN", self.temperature);
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
         if self.temperature == 0.0 {

@@ -79,6 +79,15 @@ fn provenance_names_its_libraries() {
 }
 
 #[test]
+fn nothing_is_drawn_without_logits_or_at_no_temperature() {
+    for (temperature, logits) in [(0.0, &[][..]), (-1.0, &[0.0]), (f32::NAN, &[0.0])] {
+        let sampler = Sampler { temperature, top_k: 1, seed: 0 };
+        let drawn = std::panic::catch_unwind(|| sampler.draw(logits, 0));
+        assert!(drawn.is_err(), "{temperature}");
+    }
+}
+
+#[test]
 fn the_log_stamps_each_line() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("log.txt");
