@@ -71,26 +71,28 @@ impl RunDirectory {
         }
     }
 
-    /// Creates the directory and fills it with `fill`; an error leaves nothing behind.
+    /// Creates the directory and fills it with `fill`; an error leaves nothing behind, nor parents
+    /// that were made.
     pub(super) fn filled<T>(
         path: &Path,
         fill: impl FnOnce(&Self) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
-        let existed = path.exists();
-        // `remove_dir` removes only an empty one: it may belong to another process by now.
-        let directory = Self::create(path).inspect_err(|_| {
-            if !existed {
-                drop(fs::remove_dir(path))
-            }
-        })?;
-        match fill(&directory) {
+        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing: Vec<_> = path.ancestors().take_while(is_missing).collect();
+        let created = Self::create(path);
+        let filled = created.and_then(|directory| match fill(&directory) {
             Ok(made) => Ok((directory, made)),
             Err(error) => {
                 // The first error counts.
+                let existed = missing.is_empty();
                 let _ = if existed { empty(path) } else { disk::remove_directory(path) };
                 Err(error)
             }
-        }
+        });
+        filled.inspect_err(|_| {
+            // Only empty ones are removed: they may belong to another process by now.
+            missing.iter().for_each(|path| drop(fs::remove_dir(path)));
+        })
     }
 
     /// The error for a path that is no directory.
