@@ -181,6 +181,17 @@ pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
     }
 }
 
+/// Refuses names to allow that are no key or section of a run's identity.
+pub(super) fn check_names(allowed: &[String], config: &Config) -> Result<(), Error> {
+    let decisive = config.decisive();
+    let keys = || decisive.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
+    let is_known = |name: &str| name == DATA || keys().any(|key| covers(name, key));
+    match allowed.iter().find(|name| !is_known(name)) {
+        Some(name) => Err(config::unknown("--allow", name, keys())),
+        None => Ok(()),
+    }
+}
+
 /// Refuses to continue a run with other settings or data, except those that the keys and sections
 /// `allowed` name, with advice that completes the user's `command`; returns the key of each
 /// accepted change and a notice.
@@ -191,11 +202,6 @@ pub(super) fn check(
     allowed: &[String],
     command: impl FnOnce(&str) -> String,
 ) -> Result<Vec<(String, String)>, Error> {
-    let keys = || now.config.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
-    let is_known = |name: &str| name == DATA || keys().any(|key| covers(name, key));
-    if let Some(name) = allowed.iter().find(|name| !is_known(name)) {
-        return Err(config::unknown("--allow", name, keys()));
-    }
     if saved.dataset == no_dataset() {
         let problem = "is an imported model, which was not trained here; start a run from it \
             with `sparse24 train --init-from`";

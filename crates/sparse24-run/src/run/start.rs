@@ -243,6 +243,7 @@ impl Run {
                 key => key.to_owned(),
             }));
         }
+        identity::check_names(&how.allow, &config)?;
         let now = values(&config);
         let mut changed = now.clone();
         changed.retain(|key, value| before.get(key) != Some(value));

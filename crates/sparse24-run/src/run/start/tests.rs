@@ -172,6 +172,19 @@ fn a_flag_that_nobody_clears_ends_the_training() {
 }
 
 #[test]
+fn only_known_names_are_allowed_to_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    drop(Run::start(tiny("dense"), dataset(), Given::default(), &path).unwrap());
+    for (allowed, expected) in [("nope", "--allow: \"nope\""), ("", "--allow: \"\""), ("data", "")]
+    {
+        let how = Resume { allow: vec![allowed.to_owned()], ..Resume::default() };
+        let error = Run::resume(&path, &how).err().map_or_else(String::new, |e| e.to_string());
+        assert!(error.starts_with(expected) && error.is_empty() == expected.is_empty(), "{error}");
+    }
+}
+
+#[test]
 fn masks_of_another_structure_are_searched_again() {
     let folder = tempfile::tempdir().unwrap();
     let (path, mut config) = (folder.path().join("run"), tiny("ste-row-wise"));
