@@ -16,6 +16,11 @@
 //! | `log.txt` | messages, line by line ([`Log`]) |
 //! | `lambda-search/` | the search for its lambda, if made for this run |
 //!
+//! [`checkpoint_of`] and [`restore`] serve a loop of one's own around the trainer.
+//!
+//! A thread that starts or trains a run needs a stack of more than 192 KiB; Rust's own default is
+//! 2 MiB.
+//!
 //! Invariant: a [`RunDirectory`] holds the lock; two processes never write one run directory.
 
 mod components;
@@ -58,5 +63,6 @@ pub use observer::{Asked, Observer, Part};
 pub use provenance::{Initial, LambdaOrigin, Provenance, fingerprint};
 pub use ranks::{Followed, Follower, facts};
 pub use sampler::Sampler;
+pub use snapshot::{checkpoint_of, restore};
 pub use start::{Damaged, Given, Resume};
 pub use training::{Ended, Run, Summary};

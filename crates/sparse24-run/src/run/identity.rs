@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use toml::Table;
 
-use super::{components::RunData, snapshot::phase_ends};
+use super::{
+    components::RunData,
+    snapshot::{no_dataset, none, position},
+};
 use crate::{
     Error,
     checkpoint::{DatasetIdentity, Fingerprint, State},
@@ -22,35 +25,13 @@ pub(super) const DATA: &str = "data";
 /// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
-/// The hash of no bytes stands for no data or tokenizer.
-fn none() -> Fingerprint {
-    Fingerprint::of(&[])
-}
-
-/// The identity of no data.
-pub(super) fn no_dataset() -> DatasetIdentity {
-    DatasetIdentity { fingerprint: none(), training_tokens: 0, held_out_tokens: 0, vocabulary: 0 }
-}
-
 /// The position and identity of a run.
 pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> State {
     State {
-        step: trainer.step(),
-        total_steps: config.steps,
-        phase: trainer.recipe().method.phase_at(
-            trainer.step(),
-            config.steps,
-            &trainer.progress().ends,
-        ) as u32,
-        phase_kind: trainer.phase().kind(),
-        seed: config.seed,
-        tokens_seen: trainer.recipe().tokens_before(trainer.step() + 1),
-        skipped_steps: 0,
-        phase_ends: phase_ends(trainer.progress()),
-        plan: trainer.backend().plans(),
         config: config.decisive(),
         dataset: of_data(data),
         tokenizer: of_tokenizer(data.tokenizer()),
+        ..position(trainer)
     }
 }
 

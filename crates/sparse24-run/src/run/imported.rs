@@ -4,9 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Initial, Provenance, RunDirectory,
-    components::open_backend,
-    identity::{no_dataset, of_tokenizer},
+    Initial, Provenance, RunDirectory, components::open_backend, identity::of_tokenizer,
+    snapshot::no_dataset,
 };
 use crate::{
     Error,

@@ -14,9 +14,9 @@ use super::{
     Log, MetricsLog,
     components::{RunData, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
-    identity::{config_of, no_dataset, of_same_data, of_tokenizer},
+    identity::{config_of, of_same_data, of_tokenizer},
     metrics::best,
-    snapshot::{ends, restore, scale, take_average},
+    snapshot::{ends, no_dataset, restore, scale, take_average},
 };
 use crate::{
     Error,

@@ -64,7 +64,7 @@ pub struct Provenance {
     pub git: Option<String>,
     /// Time of the start (UTC).
     pub started: String,
-    /// The command line.
+    /// The command line of the process, with whatever secrets it holds.
     pub command: Vec<String>,
     /// Initial weights.
     pub initial: Initial,

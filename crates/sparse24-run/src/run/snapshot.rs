@@ -3,13 +3,13 @@
 //! Invariant: a trainer restored from a snapshot continues with the same bits. [`snapshot`] is the
 //! only place where training waits for a copy of its state.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sparse24_core::Mask;
 
 use crate::{
     Error,
-    checkpoint::{Checkpoint, NamedTensor, PhaseEnd, State, Values},
+    checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseEnd, State, Values},
 };
 use sparse24_train::{
     method::{Ends, Phase},
@@ -24,7 +24,7 @@ const AVERAGE: &str = "ema.";
 const VARIANCE_CHANGES: &str = "variance_changes";
 
 /// The ends of phases as a state records them.
-pub(super) fn phase_ends(progress: &Progress) -> Vec<PhaseEnd> {
+fn phase_ends(progress: &Progress) -> Vec<PhaseEnd> {
     let end = |(&phase, &step): (&usize, &u32)| PhaseEnd { phase: phase as u32, step };
     progress.ends.iter().map(end).collect()
 }
@@ -57,6 +57,46 @@ fn floats(values: Values) -> Option<Vec<f32>> {
 
 fn first(values: &Values) -> Option<f32> {
     if let Values::F32(values) = values { values.first().copied() } else { None }
+}
+
+/// The hash of no bytes stands for no data or tokenizer.
+pub(super) fn none() -> Fingerprint {
+    Fingerprint::of(&[])
+}
+
+/// The identity of no data.
+pub(super) fn no_dataset() -> DatasetIdentity {
+    DatasetIdentity { fingerprint: none(), training_tokens: 0, held_out_tokens: 0, vocabulary: 0 }
+}
+
+/// The position of a trainer, without settings, data and tokenizer.
+pub(super) fn position(trainer: &Trainer) -> State {
+    let (step, recipe, progress) = (trainer.step(), trainer.recipe(), trainer.progress());
+    State {
+        step,
+        total_steps: recipe.steps,
+        phase: recipe.method.phase_at(step, recipe.steps, &progress.ends) as u32,
+        phase_kind: trainer.phase().kind(),
+        seed: recipe.seed,
+        tokens_seen: recipe.tokens_before(step + 1),
+        skipped_steps: 0,
+        phase_ends: phase_ends(progress),
+        plan: trainer.backend().plans(),
+        config: BTreeMap::new(),
+        dataset: no_dataset(),
+        tokenizer: none(),
+    }
+}
+
+/// Copies the state of a trainer that a loop of one's own drives into a checkpoint, for
+/// [`checkpoint::save`](crate::checkpoint::save). Its `state` has no settings, data or tokenizer;
+/// the caller may record their identity there.
+///
+/// # Errors
+/// Errors from the backend.
+pub fn checkpoint_of(trainer: &mut Trainer) -> Result<Checkpoint, Error> {
+    let state = position(trainer);
+    snapshot(trainer, state, Vec::new(), None)?()
 }
 
 /// Copies the state of the trainer into a checkpoint with the given state and auxiliary tensors,
@@ -122,8 +162,15 @@ fn assemble(
     out
 }
 
-/// Restores a trainer of the same shape from a checkpoint.
-pub(super) fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
+/// Restores a trainer from a checkpoint of [`checkpoint_of`] or of a run. With the same recipe, it
+/// continues with the same bits; on a device that times choices, they need
+/// [`Trainer::use_plans`] with the checkpoint's `state.plan` first. Whether settings and data are
+/// those of the checkpoint is not checked.
+///
+/// # Errors
+/// [`Error::Parameter`] for a checkpoint that does not fit the trainer's model or method; errors
+/// from the backend.
+pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
     let changes = checkpoint.auxiliary.iter().find_map(|tensor| match &tensor.values {
         Values::F32(changes) if tensor.name == VARIANCE_CHANGES => Some(changes.clone()),
         _ => None,

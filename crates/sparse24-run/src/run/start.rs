@@ -89,6 +89,8 @@ impl Run {
     /// data are those of [`open_data`](super::open_data) or
     /// [`Examples::open`](crate::task::Examples::open).
     ///
+    /// `provenance.json` records the command line of this process, which may hold secrets.
+    ///
     /// # Errors
     /// Errors from the configuration, the inputs and the directory; [`Error::Setting`] for a
     /// dataset that was opened for another configuration. Nothing is left behind.

@@ -145,7 +145,30 @@ impl Run {
 
     /// Sets the flag that interrupts the current step or evaluation within a micro-batch, to ask
     /// the observer for its request. The observer clears the flag, see [`Observer::asked`]; if it
-    /// leaves the flag set, training ends with [`Error::Interrupted`].
+    /// leaves the flag set, training ends with [`Error::Interrupted`] and saves nothing: a resume
+    /// repeats the steps since the last checkpoint. To cancel a run without a loss, the observer
+    /// answers [`Asked::Stop`]:
+    ///
+    /// ```
+    /// use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
+    ///
+    /// use sparse24_run::{Error, run::{Asked, Ended, Observer, Run}};
+    ///
+    /// struct Cancel(Arc<AtomicBool>);
+    ///
+    /// impl Observer for Cancel {
+    ///     fn asked(&mut self) -> Asked {
+    ///         let is_set = self.0.swap(false, Ordering::Relaxed);
+    ///         if is_set { Asked::Stop } else { Asked::Nothing }
+    ///     }
+    /// }
+    ///
+    /// /// Trains until another thread sets the flag: then it saves and stops.
+    /// fn train(run: &mut Run, flag: Arc<AtomicBool>) -> Result<Ended, Error> {
+    ///     run.interrupt_on(flag.clone());
+    ///     run.train(&mut Cancel(flag))
+    /// }
+    /// ```
     pub fn interrupt_on(&mut self, flag: Arc<AtomicBool>) {
         self.trainer.interrupt_on(flag);
     }

@@ -13,10 +13,13 @@ use crate::{
     config::{NEUTRAL, dotted, table_of},
     disk::fault::{self, Fault, Plan},
     error::problem,
-    run::{Observer, Part, RunData, components::new_trainer, open_data, save_imported},
+    run::{
+        Observer, Part, RunData, checkpoint_of as save_of, components::new_trainer, open_data,
+        save_imported,
+    },
 };
 use sparse24_core::{MaskKind::Transposable, op::Activation};
-use sparse24_train::{estimate::estimate, model::Sparsify};
+use sparse24_train::{estimate::estimate, model::Sparsify, trainer::FlipSampling};
 
 fn tiny(method: &str) -> Config {
     let settings = format!(
@@ -38,6 +41,26 @@ fn checkpoint_of(config: &Config) -> Checkpoint {
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
     let state = identity(config, &dataset, &trainer);
     snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap()
+}
+
+#[test]
+fn a_loop_of_ones_own_continues_with_the_same_bits() {
+    let (config, data) = (tiny("fst"), dataset());
+    let new = || new_trainer(&config, data.vocabulary() as usize).unwrap();
+    let step = |trainer: &mut Trainer| {
+        let batches = data.batches(trainer.recipe(), None);
+        trainer.train_step(&*batches, FlipSampling::Skip).unwrap();
+    };
+    let (mut whole, mut resumed) = (new(), new());
+    step(&mut whole);
+    let folder = tempfile::tempdir().unwrap();
+    let path = checkpoint::save(folder.path(), &save_of(&mut whole).unwrap()).unwrap();
+    restore(&mut resumed, checkpoint::load(&path).unwrap()).unwrap();
+    for trainer in [&mut whole, &mut resumed] {
+        step(trainer);
+    }
+    assert_eq!(resumed.step(), 2);
+    assert!(whole.parameter_states().unwrap() == resumed.parameter_states().unwrap());
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many
