@@ -336,8 +336,8 @@ fn free(_: &Path) -> Option<u64> {
     None
 }
 
-/// A file or folder beside the place that it is to take. If it does not, even because of a panic, it
-/// is removed.
+/// A file or folder beside the place that it is to take. If it does not take it, even because of a
+/// panic, it is removed.
 struct Aside {
     path: PathBuf,
     is_placed: bool,

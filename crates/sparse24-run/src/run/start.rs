@@ -39,8 +39,8 @@ use sparse24_train::{
 /// Inputs of a new run besides its configuration and data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
-    /// Initial weights, of the parameters' shapes (`[out, in]`, where the `Conv1D` of Hugging Face's
-    /// GPT-2 has `[in, out]`); random ones otherwise.
+    /// Initial weights, of the parameters' shapes (`[out, in]`, where Hugging Face's GPT-2 has
+    /// `[in, out]`); random ones otherwise.
     pub weights: Option<&'a [NamedTensor]>,
     /// Plans of another run, to reproduce its bits: its directory, or the file.
     pub plans: Option<&'a Path>,
