@@ -145,9 +145,8 @@ impl Trainer {
     /// [`Error::Setting`] for more steps than the recipe has, or ends that its phases cannot have;
     /// [`Error::Parameter`] names one that is missing, unknown, repeated or incomplete, has another
     /// shape, a second moment that is negative or that no optimizer reads, or a mask that lacks the
-    /// structure of the phase; with a mask for one parameter, a sparse phase needs the masks of all.
-    /// After these, the trainer is as it was; after an error of the device, it has to be restored
-    /// again.
+    /// structure of the phase; with one mask, a sparse phase needs the masks of all. After these,
+    /// the trainer is as it was; after an error of the device, it must be restored.
     pub fn restore(
         &mut self,
         progress: impl Into<Progress>,
