@@ -1,6 +1,11 @@
 //! Compares every byte of pruned files with the masks of core.
 
-use std::{collections::HashMap, fs, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+};
 
 use half::{bf16, f16};
 use ndarray::Array2;
