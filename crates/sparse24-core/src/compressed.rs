@@ -30,20 +30,25 @@ impl<T: Element> Compressed24<T> {
     /// A matrix of zeros whose groups keep their first two elements.
     ///
     /// # Errors
-    /// [`Error::NotGrouped`] unless `k` is a multiple of 4.
+    /// [`Error::NotGrouped`] unless `k` is a multiple of 4; [`Error::TooLarge`] if no memory can
+    /// hold it.
     pub fn zeros(m: usize, k: usize) -> Result<Self, Error> {
         if !k.is_multiple_of(4) {
             return Err(Error::NotGrouped { operation: "compress", length: k });
+        }
+        // Arrays limit the product of the extents that are not 0.
+        let elements = m.max(1).checked_mul((k / 2).max(1));
+        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Error::TooLarge { operation: OPERATION, rows: m, columns: k });
         }
         let mut out = Self {
             values: Array2::default((m, k / 2)),
             metadata: vec![0; m * (k / 4).div_ceil(2)],
         };
         let first = Pattern::ALL[0].nibble();
-        for row in 0..m {
-            for group in 0..k / 4 {
-                out.set_nibble(row, group, first);
-            }
+        for (row, group) in groups([m, k]) {
+            out.set_nibble(row, group, first);
         }
         Ok(out)
     }
@@ -69,7 +74,7 @@ impl<T: Element> Compressed24<T> {
             values.as_standard_layout().into_owned()
         };
         let out = Self { values, metadata };
-        for row in 0..m {
+        for row in 0..if half == 0 { 0 } else { m } {
             for group in 0..half / 2 {
                 let nibble = out.nibble(row, group);
                 if Pattern::from_nibble(nibble).is_none() {
@@ -95,14 +100,12 @@ impl<T: Element> Compressed24<T> {
         check_shape("encode", [w.nrows(), w.ncols()], mask.shape())?;
         mask.check(MaskKind::RowWise)?;
         let mut out = Self::zeros(w.nrows(), w.ncols())?;
-        for row in 0..w.nrows() {
-            for group in 0..w.ncols() / 4 {
-                let bits =
-                    (0..4).fold(0, |bits, i| bits | u8::from(mask.keeps(row, 4 * group + i)) << i);
-                let pattern = Pattern::from_bits(bits).expect("the mask was checked");
-                let kept = pattern.indices().map(|i| w[[row, 4 * group + usize::from(i)]]);
-                out.set(row, group, pattern, kept);
-            }
+        for (row, group) in groups(out.shape()) {
+            let bits =
+                (0..4).fold(0, |bits, i| bits | u8::from(mask.keeps(row, 4 * group + i)) << i);
+            let pattern = Pattern::from_bits(bits).expect("the mask was checked");
+            let kept = pattern.indices().map(|i| w[[row, 4 * group + usize::from(i)]]);
+            out.set(row, group, pattern, kept);
         }
         Ok(out)
     }
@@ -112,11 +115,9 @@ impl<T: Element> Compressed24<T> {
     pub fn decode(&self) -> Array2<T> {
         let (m, half) = self.values.dim();
         let mut out = Array2::default((m, 2 * half));
-        for row in 0..m {
-            for group in 0..half / 2 {
-                for (at, i) in self.pattern(row, group).indices().into_iter().enumerate() {
-                    out[[row, 4 * group + usize::from(i)]] = self.values[[row, 2 * group + at]];
-                }
+        for (row, group) in groups(self.shape()) {
+            for (at, i) in self.pattern(row, group).indices().into_iter().enumerate() {
+                out[[row, 4 * group + usize::from(i)]] = self.values[[row, 2 * group + at]];
             }
         }
         out
@@ -185,6 +186,12 @@ impl<T: Element> Compressed24<T> {
     }
 }
 
+/// The row and number of every group of a matrix; rows without groups are not counted through.
+fn groups([m, k]: [usize; 2]) -> impl Iterator<Item = (usize, usize)> {
+    let of_row = k / 4;
+    (0..m).flat_map(move |row| (0..of_row).map(move |group| (row, group))).take(m * of_row)
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::{format, string::ToString, vec};
@@ -192,7 +199,7 @@ mod tests {
     use ndarray::{Array2, arr2};
 
     use super::Compressed24;
-    use crate::{Error, Mask};
+    use crate::{Error, Mask, MaskKind, search::mask_search};
 
     #[test]
     fn metadata_by_hand() {
@@ -210,6 +217,17 @@ mod tests {
     }
 
     #[test]
+    fn rows_without_groups_take_no_time() {
+        const ROWS: usize = 1 << 60;
+        let zeros = Compressed24::<f32>::zeros(ROWS, 0).expect("nothing is held");
+        let values = Array2::<f32>::zeros((ROWS, 0));
+        let mask = mask_search(values.view(), MaskKind::RowWise).expect("tiled");
+        assert_eq!(Compressed24::encode(values.view(), &mask).as_ref(), Ok(&zeros));
+        assert_eq!((zeros.decode().dim(), mask.transpose().shape()), ((ROWS, 0), [0, ROWS]));
+        assert_eq!(Compressed24::from_parts(values, vec![]), Ok(zeros));
+    }
+
+    #[test]
     fn invalid_parts_are_errors() {
         let one_group = arr2(&[[1.0_f32, 2.0]]);
         let odd = arr2(&[[1.0, 2.0, 3.0]]);
@@ -222,6 +240,11 @@ mod tests {
             let error = Compressed24::from_parts(values.clone(), metadata).expect_err("invalid");
             assert!(format!("{error:?}").starts_with(kind), "{error:?}");
             assert!(error.to_string().contains(part), "{error}");
+        }
+        const MANY: usize = usize::MAX - 3;
+        for (m, k) in [(usize::MAX, 4), (8, MANY), (1 << 40, 1 << 40), (1 << 61, 4), (MANY, 0)] {
+            let error = Compressed24::<f32>::zeros(m, k).expect_err("no memory holds it");
+            assert!(matches!(error, Error::TooLarge { .. }), "[{m}, {k}]: {error}");
         }
         let mask = Mask::from_tiles(4, 4, vec![0x0ff0]).expect("tiled");
         let error = Compressed24::encode(Array2::<f32>::zeros((4, 4)).view(), &mask);

@@ -27,6 +27,16 @@ pub enum Error {
         /// Elements along the dimension.
         length: usize,
     },
+    /// No memory can hold a matrix of this shape.
+    #[error("{operation}: no memory can hold a matrix of shape [{rows}, {columns}]")]
+    TooLarge {
+        /// Operation that failed.
+        operation: &'static str,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        columns: usize,
+    },
     /// Two operands differ in shape.
     #[error("{operation}: expected shape {expected:?}, found {found:?}")]
     Shape {
@@ -88,6 +98,12 @@ pub enum Error {
         row: usize,
         /// The invalid nibble.
         nibble: u8,
+    },
+    /// A text is not a fraction.
+    #[error("{operation}: expected a fraction, as in 5/6 or 0.55")]
+    NotAFraction {
+        /// Operation that failed.
+        operation: &'static str,
     },
     /// A fraction is not in [0, 1].
     #[error("{operation}: {numerator}/{denominator} is not in [0, 1]")]

@@ -17,7 +17,8 @@
 //! | *site, stream* | the address of a random number ([`philox`]) |
 //! | *operation* | the records that describe dense operations and optimizer steps ([`op`]) |
 //!
-//! Matrices are views of [`ndarray`], re-exported here, of [`Element`] types: f32, f16, bf16.
+//! Matrices are views of [`ndarray`] of [`Element`] types: f32, and f16 and bf16 of [`half`]; both
+//! crates are re-exported here.
 //! Shapes: tokens p, in-features q, out-features r; X `[p, q]`, W `[r, q]`, Z = X W^T `[p, r]`.
 //!
 //! Everything here is `no_std` and single-threaded: the reference that faster backends are compared
@@ -49,6 +50,7 @@ pub mod tile;
 
 pub use element::Element;
 pub use error::Error;
+pub use half;
 pub use mask::Mask;
 pub use ndarray;
 pub use tile::MaskKind;

@@ -128,6 +128,7 @@ impl Mask {
         let (tile_rows, tile_columns) = (self.rows / 4, self.columns / 4);
         let tiles = (0..tile_columns)
             .flat_map(|j| (0..tile_rows).map(move |i| (i, j)))
+            .take(self.tiles.len())
             .map(|(i, j)| tile::transpose(self.tiles[i * tile_columns + j]))
             .collect();
         Self { rows: self.columns, columns: self.rows, tiles }

@@ -198,7 +198,7 @@ pub fn variance(x: [f32; 4], estimator: Estimator) -> f64 {
 /// to the storage type after the estimate.
 ///
 /// # Errors
-/// None: the padded length is always a multiple of 4.
+/// [`Error::TooLarge`] if no memory can hold the result.
 pub fn compress<T: Element>(
     dz: ArrayView2<'_, T>,
     estimator: Estimator,
@@ -228,6 +228,9 @@ pub fn call(p: usize, row: usize, group: usize) -> u32 {
 }
 
 /// The estimate of one group with word `word` of call `call`.
+///
+/// # Panics
+/// Unless the word is below 4.
 #[must_use]
 #[inline]
 pub fn estimate(

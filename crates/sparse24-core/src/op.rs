@@ -79,7 +79,7 @@ impl AttentionShape {
 /// the same numbers again. At most 2^34 elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// Probability of zero, in `[0, 1)`.
+    /// Probability of zero, in `[0, 1)`; from 1 on, results are not finite.
     pub p: f32,
     /// Which random stream the uniforms come from.
     pub site: Site,
@@ -222,7 +222,8 @@ pub struct StepState {
     pub micro_step: u32,
     /// Learning rate of this optimizer step.
     pub learning_rate: f32,
-    /// Adam's `1 - beta^step`, for the first and the second moment.
+    /// Adam's `1 - beta^step`, for the first and the second moment. Adam divides by them: with the
+    /// default, 0, weights become NaN.
     pub bias_corrections: [f32; 2],
     /// Factor on the summed loss of the micro-batch before its gradient is taken.
     pub loss_scale: f32,

@@ -62,15 +62,13 @@ impl fmt::Display for Fraction {
 
 /// Parses `5/6`, or a decimal with at most nine decimal places (`0.55`), exactly.
 impl FromStr for Fraction {
-    type Err = ();
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = |text: &str| {
-            if text.bytes().all(|b| b.is_ascii_digit()) {
-                text.parse().map_err(drop)
-            } else {
-                Err(())
-            }
+    fn from_str(text: &str) -> Result<Self, Error> {
+        const INVALID: Error = Error::NotAFraction { operation: "phase" };
+        let digits = |text: &str| match text.parse() {
+            Ok(number) if text.bytes().all(|b| b.is_ascii_digit()) => Ok(number),
+            _ => Err(INVALID),
         };
         let (numerator, denominator) = match (text.split_once('/'), text.split_once('.')) {
             (Some((numerator, denominator)), _) => (digits(numerator)?, digits(denominator)?),
@@ -81,13 +79,13 @@ impl FromStr for Fraction {
                     whole
                         .checked_mul(denominator)
                         .and_then(|whole| whole.checked_add(digits(decimals).ok()?))
-                        .ok_or(())?,
+                        .ok_or(INVALID)?,
                     denominator,
                 )
             }
             _ => (digits(text)?, 1),
         };
-        Self::new(numerator, denominator).map_err(drop)
+        Self::new(numerator, denominator)
     }
 }
 
@@ -172,7 +170,8 @@ mod tests {
             "a",
         ];
         for text in invalid.into_iter().chain(["99999999999", "4294967295.1"]) {
-            assert_eq!(read(text), Err(()), "{text}");
+            let error: &dyn core::error::Error = &read(text).expect_err(text);
+            assert!(error.to_string().starts_with("phase: "), "{error}");
         }
     }
 

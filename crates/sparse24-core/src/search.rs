@@ -190,6 +190,8 @@ fn per_tile<T: Element>(
     check_tiled("mask search", [rows, columns])?;
     let tiles = (0..rows / 4)
         .flat_map(|i| (0..columns / 4).map(move |j| (i, j)))
+        // Rows without columns are not counted through.
+        .take((rows / 4).saturating_mul(columns / 4))
         .map(|(i, j)| {
             bits(&core::array::from_fn(|at| w[[4 * i + at / 4, 4 * j + at % 4]].to_f32()))
         })

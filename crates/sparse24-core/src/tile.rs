@@ -23,15 +23,23 @@ impl TilePattern {
         self.0
     }
 
-    /// Whether the element is kept; `row`, `column` in 0..4.
+    /// Whether the element is kept.
+    ///
+    /// # Panics
+    /// Unless row and column are below 4.
     #[must_use]
     pub const fn keeps(self, row: usize, column: usize) -> bool {
+        assert!(row < 4 && column < 4, "an element outside a tile");
         self.0 >> (4 * row + column) & 1 == 1
     }
 
-    /// The pattern of one row, 0..4.
+    /// The pattern of one row.
+    ///
+    /// # Panics
+    /// Unless the row is below 4.
     #[must_use]
     pub fn row(self, row: usize) -> Pattern {
+        assert!(row < 4, "a row outside a tile");
         Pattern::from_bits((self.0 >> (4 * row)) as u8 & 0xf)
             .expect("a tile pattern keeps two in every row")
     }

@@ -143,7 +143,7 @@ impl FromStr for PhaseWord {
         let until = match end {
             None => Until::Fraction(Fraction::ONE),
             Some(Self::SETTLED) => Until::SETTLED,
-            Some(fraction) => Until::Fraction(fraction.parse()?),
+            Some(fraction) => Until::Fraction(fraction.parse().map_err(drop)?),
         };
         Ok(Self { operands, optimizer, until })
     }
