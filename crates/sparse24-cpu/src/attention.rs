@@ -45,7 +45,7 @@ const BLOCK: usize = 16;
 ///
 /// # Errors
 /// [`Error::Shape`] if heads do not divide d or an operand does not fit, such as a length beyond Tk
-/// or words for other sizes.
+/// or words for other sizes; [`Error::Zero`] without heads.
 #[expect(clippy::too_many_arguments, reason = "an equation of eight operands")]
 pub fn attention_forward(
     shape: AttentionShape,
@@ -160,7 +160,10 @@ fn check(
     operands: &[(&'static str, (usize, usize))],
 ) -> Result<usize, Error> {
     let AttentionShape { batch, heads, queries, keys, .. } = shape;
-    let width = d / heads.max(1);
+    if heads == 0 {
+        return Err(Error::Zero { operation, operand: "the number of heads" });
+    }
+    let width = d / heads;
     for &(operand, found) in operands {
         let expected = match operand {
             "k" | "v" | "dk" | "dv" => [batch * keys, width * heads],

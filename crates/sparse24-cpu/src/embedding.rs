@@ -11,7 +11,8 @@ use crate::{Error, check};
 /// wte `[V, c]`; wpe `[>= context, c]`, or no positions; out `[tokens, c]`.
 ///
 /// # Errors
-/// [`Error::Shape`] if an operand does not fit; [`Error::Token`] for a token outside V.
+/// [`Error::Shape`] if an operand does not fit, [`Error::Zero`] for a context of 0;
+/// [`Error::Token`] for a token outside V.
 pub fn embed_forward(
     tokens: &[u32],
     context: usize,
@@ -73,8 +74,11 @@ fn check_positions(
     [tokens, c]: [usize; 2],
     found: [usize; 2],
 ) -> Result<(), Error> {
-    let needed = context.min(tokens).max(usize::from(tokens > 0));
-    if context == 0 && tokens > 0 || found[0] < needed || found[1] != c {
+    if context == 0 && tokens > 0 {
+        return Err(Error::Zero { operation, operand: "the context" });
+    }
+    let needed = context.min(tokens);
+    if found[0] < needed || found[1] != c {
         return Err(Error::Shape { operation, operand, expected: [needed, c], found });
     }
     Ok(())

@@ -29,19 +29,24 @@ pub enum Error {
         /// Operand with another layout.
         operand: &'static str,
     },
-    /// A token is not in the vocabulary.
-    #[error(
-        "{operation}: token {token} at position {position} \
-         is outside the vocabulary of {vocabulary}"
-    )]
+    /// A number that must not be 0 is.
+    #[error("{operation}: {operand} is 0")]
+    Zero {
+        /// Operation that failed.
+        operation: &'static str,
+        /// Name of the number.
+        operand: &'static str,
+    },
+    /// A token is not in the vocabulary, or another id, such as the number of a row, is too large.
+    #[error("{operation}: id {token} at position {position} is not below {vocabulary}")]
     Token {
         /// Operation that failed.
         operation: &'static str,
-        /// The invalid token.
+        /// The invalid token or id.
         token: u32,
         /// Its index among the tokens.
         position: usize,
-        /// Size of the vocabulary; tokens must be smaller.
+        /// Size of the vocabulary, or number of rows; ids must be smaller.
         vocabulary: usize,
     },
     /// This crate has no kernel for the activation.
@@ -52,8 +57,8 @@ pub enum Error {
         /// The unknown activation.
         activation: Activation,
     },
-    /// There is no memory for the strips of a matrix.
-    #[error("no memory for strips of {bytes} bytes")]
+    /// There is no memory for strips or scratch.
+    #[error("no memory for {bytes} bytes")]
     Memory {
         /// Their size.
         bytes: u64,

@@ -24,6 +24,7 @@ use sparse24_cpu::{
     optimizer::l1_distance,
     permute::permuted_mask,
     prune::compress_weight,
+    rows::gather_rows,
     search::mask_search,
     spmm24::spmm24,
     threshold::soft_threshold,
@@ -91,6 +92,12 @@ fn shape_errors_name_the_operand() {
         add(Some(zeros(x).view()), zeros(delta).view(), zeros([2, 3]).view_mut())
     };
     let targets = head_loss(zeros([3, 5]).view_mut(), &[1], None, 0.0, None, 1.0).map(drop);
+    for (result, operand) in
+        [(embed(0), "context"), (attend(shape([2, 0, 3, 3], Full), None, None), "heads")]
+    {
+        let error = result.expect_err(operand).to_string();
+        assert!(error.contains(&format!("{operand} is 0")), "{error}");
+    }
     for (result, operand, expected, found) in [
         (product([4, 5], [2, 5]), "b", [3, 5], [4, 5]),
         (product([3, 5], [5, 2]), "c", [2, 5], [5, 2]),
@@ -108,7 +115,6 @@ fn shape_errors_name_the_operand() {
         (sum([3, 2], [2, 3]), "x", [2, 3], [3, 2]),
         (sum([2, 3], [2, 4]), "delta", [2, 3], [2, 4]),
         (embed(2), "wpe", [2, 2], [1, 2]),
-        (embed(0), "wpe", [1, 2], [1, 2]),
         (targets, "targets", [3, 1], [1, 1]),
         (activate([3, 5], [3, 8]), "z", [3, 10], [3, 8]),
         (activate([3, 4], [3, 4]), "dz", [3, 8], [3, 4]),
@@ -134,10 +140,13 @@ fn bad_tokens_and_layouts_are_errors() {
     let mut logits = Array2::zeros([3, 5]);
     let error = head_loss(logits.view_mut(), &[1, 5, 2], Some(2), 0.0, None, 1.0).unwrap_err();
     assert!(matches!(error, Error::Token { token: 5, position: 1, vocabulary: 5, .. }), "{error}");
-    assert!(error.to_string().contains("token 5 at position 1"), "{error}");
+    assert!(error.to_string().contains("id 5 at position 1"), "{error}");
     let (wte, mut out) = (Array2::zeros([3, 2]), poison([2, 2]));
     let error = embed_forward(&[1, 3], 2, (1.0, wte.view()), None, out.view_mut()).unwrap_err();
     assert!(matches!(error, Error::Token { token: 3, position: 1, vocabulary: 3, .. }), "{error}");
+    let [x, mut out] = [[4, 2], [2, 2]].map(Array2::zeros);
+    let error = gather_rows(x.view(), &[0, 9], out.view_mut()).unwrap_err();
+    assert!(error.to_string().contains("id 9 at position 1 is not below 4"), "{error}");
     let gaps = logits.slice_mut(s![.., 1..]);
     let error = head_loss(gaps, &[1, 0, 1], None, 0.0, None, 1.0).unwrap_err();
     assert!(matches!(error, Error::Layout { operand: "logits", .. }), "{error}");
