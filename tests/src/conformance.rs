@@ -32,7 +32,7 @@ macro_rules! conformance {
             activation_forward activation_backward norm_forward norm_backward
             attention_forward attention_backward embed_forward embed_backward
             head_loss span_loss logits dropout drop_sequences rows scale copy_and_fill optimizer
-            adam sgd lion moving_average distances methods
+            adam sgd lion moving_average distances methods refusals
         );
     };
     (@ $backend:ident, $open:expr; $($case:ident)*) => {
@@ -75,7 +75,10 @@ pub fn check(name: &str, open: Open<'_>) {
     if name == "methods" {
         return methods::check(open);
     }
-    let Some(backend) = open() else { return };
+    let Some(mut backend) = open() else { return };
+    if name == "refusals" {
+        return sparse24_conformance::refusals(&mut *backend);
+    }
     let is_imitated = is_imitated(&*backend);
     let backend = RefCell::new(backend);
     let run = |draw: &Draw| sparse24_conformance::check(name, &mut **backend.borrow_mut(), draw);

@@ -15,7 +15,7 @@ use sparse24_core::{
 use sparse24_cpu::{optimizer, rounding::round_bf16, simd::Simd, strips::Strips};
 
 use self::buffers::{Buffers, view_mut};
-use super::op::Orientation;
+use super::op::{Orientation, check};
 use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
     OptimizerEntry, Region, StepReport, Tensor, bytes,
@@ -34,7 +34,8 @@ pub struct CpuBackend {
     buffers: Buffers,
     masks: Vec<Mask>,
     weights24: Vec<Operands>,
-    gradients24: Vec<Strips>,
+    /// Sampled gradients, and for how many tokens each has memory.
+    gradients24: Vec<(usize, Strips)>,
     tables: Vec<Vec<OptimizerEntry>>,
     scratch: Vec<f32>,
     state: StepState,
@@ -60,7 +61,9 @@ impl From<sparse24_cpu::Error> for Error {
             sparse24_cpu::Error::Token { token, position, vocabulary, .. } => {
                 Self::UnknownToken { token, position, vocabulary: vocabulary as u32 }
             }
-            sparse24_cpu::Error::Memory { bytes } => full("a pruned operand", bytes),
+            sparse24_cpu::Error::Memory { bytes } => {
+                full("a copy of an operand", bytes, Region::Scratch)
+            }
             other => Self::Refused(other.to_string()),
         }
     }
@@ -141,6 +144,7 @@ impl Backend for CpuBackend {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check()?;
         match op {
             Op::Sparse(op) => self.sparse(op),
             Op::Dense(op) => self.dense(op),
@@ -165,11 +169,15 @@ impl Backend for CpuBackend {
     }
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
-        let [a, b] = [a, b].map(|t| &self.buffers.floats(t)[..t.elements()]);
+        check::distance(a, b)?;
+        let [a, b] = [a, b].map(|t| self.buffers.view(t));
+        let [a, b] = [a.as_standard_layout(), b.as_standard_layout()];
+        let [a, b] = [&a, &b].map(|x| x.as_slice().expect("it has the standard layout"));
         Ok(optimizer::l1_distance(a, b)?)
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+        check::floats("report", losses)?;
         let losses = self.buffers.view(losses).iter().copied().collect();
         Ok(StepReport { losses, grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
     }

@@ -27,7 +27,7 @@ use super::{
     op::{DenseOp, SparseOp, Weight},
     reduce,
 };
-use crate::{Error, group::Group};
+use crate::{Error, group::Group, op::check};
 
 mod buffers;
 mod dense;
@@ -218,6 +218,7 @@ impl Backend for CudaBackend {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check()?;
         self.gpu.profile().set_product(product(op));
         match op {
             Op::Sparse(op) => self.sparse(op),
@@ -240,7 +241,7 @@ impl Backend for CudaBackend {
                 ..,
             ] if back.dz == sample.dz && sample.estimator == Estimator::Exact => {
                 let operands = [back.dh, back.z, back.dz].map(|t| self.buffers.activations(t));
-                let out = self.sampled(sample.out.0, back.dz.shape[0]);
+                let out = self.sampled(sample.out.0, back.dz.shape)?;
                 let (gpu, activation, site) = (&mut self.gpu, back.activation, sample.site);
                 let fused = mvue::backward_compress(gpu, activation, operands, site, out)?;
                 Ok(if fused { 2 } else { 0 })
@@ -275,6 +276,7 @@ impl Backend for CudaBackend {
     }
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+        check::distance(a, b)?;
         let [a, b] = [a, b].map(|t| self.buffers.floats(t));
         Ok(distance::l1_distance(&mut self.gpu, a, b, self.distances)?)
     }
@@ -300,6 +302,7 @@ impl Backend for CudaBackend {
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+        check::floats("report", losses)?;
         // Losses and health side by side, so that the host waits once.
         let (losses, health) = (self.buffers.floats(losses).as_bytes(), self.health.as_bytes());
         let ([rows, columns], [_, words]) = (losses.shape(), health.shape());

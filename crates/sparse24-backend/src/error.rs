@@ -1,6 +1,9 @@
 //! The error type of training and its devices. A message is one sentence that names the setting or
 //! operand, what was found and what was expected.
 
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
+use crate::Region;
+
 /// The kind of failure; the command turns it into its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -26,10 +29,15 @@ pub enum ErrorKind {
     Contract,
 }
 
-/// Advice where memory does not suffice.
-pub(crate) const LESS_MEMORY: &str = "lower batch.size (and raise \
-    batch.gradient_accumulation_steps), set model.activation_checkpointing = \"blocks\", or train \
-    a smaller model";
+/// Advice where memory for this purpose, the name of a region, does not suffice.
+pub(crate) fn less_memory(purpose: &str) -> &'static str {
+    if [Region::Parameters, Region::Gradients, Region::Moments].iter().any(|r| r.name() == purpose)
+    {
+        return "train a smaller model, such as one with a lower model.d_model";
+    }
+    "lower batch.size (and raise batch.gradient_accumulation_steps), set \
+     model.activation_checkpointing = \"blocks\", or train a smaller model"
+}
 
 /// Why a batch could not be made.
 pub type DataError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,24 +1,28 @@
 //! Memory of the host that may be refused.
 
-use crate::{Error, bytes, error::LESS_MEMORY};
+use crate::{Error, Region, bytes, error::less_memory};
 
 /// The elements of a matrix, all zero. Unlike `vec![0; n]`, it does not abort without memory.
 ///
 /// # Errors
 /// [`Error::Device`] names the matrix.
-pub fn zeros<T: Clone + Default>(name: &str, [rows, columns]: [usize; 2]) -> Result<Vec<T>, Error> {
+pub fn zeros<T: Clone + Default>(
+    name: &str,
+    [rows, columns]: [usize; 2],
+    region: Region,
+) -> Result<Vec<T>, Error> {
     let elements = rows.saturating_mul(columns);
     let mut data = Vec::new();
     data.try_reserve_exact(elements)
-        .map_err(|_| full(name, bytes([rows, columns], size_of::<T>() as u64)))?;
+        .map_err(|_| full(name, bytes([rows, columns], size_of::<T>() as u64), region))?;
     data.resize(elements, T::default());
     Ok(data)
 }
 
 /// The error where memory does not suffice.
-pub(crate) fn full(name: &str, bytes: u64) -> Error {
-    let mib = bytes >> 20;
-    Error::Device(format!("{name} needs {mib} MiB of memory, which are not free; {LESS_MEMORY}"))
+pub(crate) fn full(name: &str, bytes: u64, region: Region) -> Error {
+    let (mib, advice) = (bytes >> 20, less_memory(region.name()));
+    Error::Device(format!("{name} needs {mib} MiB of memory, which are not free; {advice}"))
 }
 
 #[cfg(test)]
@@ -27,7 +31,7 @@ mod tests {
 
     #[test]
     fn memory_that_no_host_has_is_refused() {
-        let error = zeros::<f32>("w", [1 << 40, 1 << 20]).unwrap_err();
+        let error = zeros::<f32>("w", [1 << 40, 1 << 20], Region::Parameters).unwrap_err();
         assert!(error.to_string().starts_with("w needs 4398046511104 MiB"), "{error}");
     }
 }

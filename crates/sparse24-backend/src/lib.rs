@@ -208,7 +208,12 @@ pub const BACKENDS: &[BackendEntry] = &[
 /// The memory of a device.
 ///
 /// # Errors
-/// [`Error::Operand`] where lengths do not fit; [`Error::Device`] where memory does not suffice.
+/// [`Error::Operand`] where shapes do not fit; [`Error::Refused`] where ids are taken for floats or
+/// the reverse, or tensors of a table do not lie as the optimizer needs; [`Error::Device`] where
+/// memory does not suffice.
+///
+/// # Panics
+/// Like [`Backend::execute`].
 pub trait Memory {
     /// Bytes held, by region; without the device's context and library workspaces.
     fn memory(&self) -> Vec<(Region, usize)>;
@@ -302,7 +307,11 @@ pub trait Backend: Memory + Send {
     /// Executes one operation.
     ///
     /// # Errors
-    /// [`Error::Operand`] when shapes do not fit.
+    /// Errors of [`Op::check`]; [`Error::Operand`] or [`Error::Refused`] for a mask or pruned
+    /// operand that does not fit.
+    ///
+    /// # Panics
+    /// Perhaps, if a handle is not one of this backend; it may also be taken for another one.
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error>;
     /// Executes operations in order, fused if possible; tensors of [`Region::Scratch`] hold
     /// unspecified values afterwards.
@@ -310,6 +319,7 @@ pub trait Backend: Memory + Send {
     /// # Errors
     /// Errors of [`Backend::execute`].
     fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
+        ops.iter().try_for_each(Op::check)?;
         let mut left = ops;
         while let [first, others @ ..] = left {
             left = match self.fused(left)? {

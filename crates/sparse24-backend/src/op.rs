@@ -1,10 +1,12 @@
 //! The operations of a backend. A record names its operands and gives the equation between them;
 //! shapes are `[rows, columns]`, with tokens p, in-features q, out-features r.
 //!
-//! Outputs never alias inputs, or lie in an allocation of one, unless a record says "in place".
+//! Outputs never alias inputs, or lie in an allocation of one, unless a record says "in place" or
+//! that one may be the other. [`Op::check`] refuses what does not fit.
 
 use super::Tensor;
 
+pub(crate) mod check;
 mod dense;
 mod sparse;
 mod update;

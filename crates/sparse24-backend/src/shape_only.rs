@@ -186,6 +186,7 @@ impl Backend for ShapeOnly {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check()?;
         self.flops += op.flops();
         for (pool, bytes) in self.pools.iter_mut().zip(self.footprint.scratch(op)) {
             *pool = (*pool).max(bytes);

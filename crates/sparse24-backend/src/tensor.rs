@@ -122,11 +122,15 @@ impl Tensor {
     /// If the rows have gaps, or the shape has more elements.
     #[must_use]
     pub fn packed(self, shape: [usize; 2]) -> Self {
-        let is_dense = self.stride == self.shape[1] || self.shape[0] <= 1;
-        assert!(is_dense, "rows of {:?} are {} apart", self.shape, self.stride);
-        let fits = shape[0] * shape[1] <= self.elements();
+        assert!(self.is_dense(), "rows of {:?} are {} apart", self.shape, self.stride);
+        let fits = shape[0].saturating_mul(shape[1]) <= self.elements();
         assert!(fits, "{shape:?} has more elements than {:?}", self.shape);
         Self { shape, stride: shape[1], ..self }
+    }
+
+    /// Whether there are no gaps between its rows.
+    pub(crate) fn is_dense(self) -> bool {
+        self.stride == self.shape[1] || self.shape[0] <= 1
     }
 
     /// Number of elements.

@@ -21,7 +21,7 @@ use super::{
     Arithmetic, Backend, BackendSettings, Capabilities, Device, Extent, GraphId, Launches, Limit,
     MaskId, Memory, Op, PendingCount, PendingReport, Region, StepReport, Tensor,
 };
-use crate::Error;
+use crate::{Error, op::check};
 
 mod buffers;
 mod dense;
@@ -178,6 +178,7 @@ impl Backend for WgpuBackend {
     }
 
     fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        op.check()?;
         match op {
             Op::Sparse(op) => self.sparse(op),
             Op::Dense(op) => self.dense(op),
@@ -224,6 +225,7 @@ impl Backend for WgpuBackend {
     }
 
     fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+        check::distance(a, b)?;
         let (a, b) = (self.download(a)?, self.download(b)?);
         Ok(a.iter().zip(&b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs()).sum())
     }
@@ -234,6 +236,7 @@ impl Backend for WgpuBackend {
     }
 
     fn start_report(&mut self, losses: Tensor) -> Result<PendingReport, Error> {
+        check::floats("report", losses)?;
         let copied = self.gpu.copy_out(&[self.buffers.matrix(losses), self.health])?;
         self.gpu.upload(self.health, &Health::SOUND)?;
         Ok(Box::new(|_| read_report(copied)))

@@ -26,8 +26,11 @@ use crate::oracle::{
 mod layers;
 pub mod oracle;
 mod products;
+mod refusals;
 mod sparse;
 mod update;
+
+pub use refusals::refusals;
 
 /// Builds a case of an operation and checks or prepares it.
 pub type Check = fn(&mut Bench<'_>, &Draw);

@@ -1,7 +1,7 @@
 //! Copies, fills, the optimizer and distances.
 
 use sparse24_backend::{
-    Backend, DType, MaskId, Op, OptimizerEntry, Region, Tensor,
+    Backend, DType, ErrorKind, MaskId, Op, OptimizerEntry, Region, Tensor,
     op::{Copy, Fill, GradNorm, MovingAverage, OptimizerStep},
 };
 use sparse24_core::{
@@ -76,6 +76,19 @@ struct Row {
     mask: Option<Mask>,
 }
 
+/// A weight or moment, between guard rows unless they would misalign it.
+fn updated_in_place(
+    bench: &mut Bench<'_>,
+    name: &'static str,
+    values: Matrix,
+    region: Region,
+) -> Output {
+    let (rows, columns) = values.dim();
+    let guards = usize::from(columns.is_multiple_of(8));
+    let whole = bench.alloc([rows + 2 * guards, columns], DType::F32, region);
+    Output { name, tensor: whole.rows(guards..rows + guards), whole, before: Some(values) }
+}
+
 /// AdamW, see [`optimizer`].
 pub(super) fn adamw(bench: &mut Bench<'_>, draw: &Draw) {
     optimizer(bench, draw, &ADAMW);
@@ -121,7 +134,7 @@ fn optimizer(bench: &mut Bench<'_>, draw: &Draw, rules: &'static Rules) {
             (id, mask)
         });
         let mut output = |name, region, at: usize| {
-            outputs.push(bench.unguarded(name, before[at].clone(), region));
+            outputs.push(updated_in_place(bench, name, before[at].clone(), region));
             outputs[outputs.len() - 1].tensor
         };
         let (weight, first_moment) =
@@ -214,7 +227,7 @@ pub(super) fn moving_average(bench: &mut Bench<'_>, draw: &Draw) {
     let [rows, columns, ..] = draw.sizes;
     let (w, host) = bench.parameter([rows, columns]);
     let before = bench.matrix([rows, columns]);
-    let output = bench.unguarded("average", before.clone(), Region::Moments);
+    let output = updated_in_place(bench, "average", before.clone(), Region::Moments);
     let average = output.tensor;
     let decay = if draw.options[0] { 0.99996 } else { 0.0 };
     let ops = [MovingAverage { w, average, decay }.into()];
@@ -275,4 +288,11 @@ pub(super) fn distances(bench: &mut Bench<'_>, draw: &Draw) {
     let found = bench.backend.l1_distance(a, b).expect("one shape");
     let bound = (q * r + 2) as f64 * f64::EPSILON * expected;
     assert!((found - expected).abs() <= bound, "{found} instead of {expected}");
+    let mixed = |at: (usize, usize)| if at.1 == 0 { a_host[at] } else { b_host[at] };
+    let mixed = Matrix::from_shape_fn((r, q), mixed);
+    let (c, _) = bench.given(mixed, DType::F32, Region::Parameters);
+    match bench.backend.l1_distance(a.columns(0..1), c.columns(0..1)) {
+        Ok(found) => assert_eq!(found, 0.0, "the distance of equal columns"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Contract, "{error}"),
+    }
 }

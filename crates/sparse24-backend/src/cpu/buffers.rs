@@ -110,8 +110,8 @@ impl Buffers {
         region: Region,
     ) -> Result<Tensor, Error> {
         let data = match dtype {
-            DType::F32 | DType::Activation => Data::F32(zeros(name, shape)?),
-            DType::U32 => Data::U32(zeros(name, shape)?),
+            DType::F32 | DType::Activation => Data::F32(zeros(name, shape, region)?),
+            DType::U32 => Data::U32(zeros(name, shape, region)?),
         };
         self.0.push(Buffer { name: name.to_owned(), region, data });
         Ok(Tensor { buffer: self.0.len() - 1, offset: 0, shape, stride: shape[1], dtype })
@@ -138,12 +138,13 @@ pub(super) fn view_mut(t: Tensor, data: &mut [f32]) -> ArrayViewMut2<'_, f32> {
 pub(super) fn scratch_view(
     scratch: &mut Vec<f32>,
     (rows, columns): (usize, usize),
-) -> ArrayViewMut2<'_, f32> {
-    if scratch.len() < rows * columns {
-        scratch.resize(rows * columns, 0.0);
-    }
-    ArrayViewMut2::from_shape((rows, columns), &mut scratch[..rows * columns])
-        .expect("the scratch was grown")
+) -> Result<ArrayViewMut2<'_, f32>, sparse24_cpu::Error> {
+    let more = (rows * columns).saturating_sub(scratch.len());
+    let bytes = bytes([rows, columns], 4);
+    scratch.try_reserve_exact(more).map_err(|_| sparse24_cpu::Error::Memory { bytes })?;
+    scratch.resize(scratch.len() + more, 0.0);
+    Ok(ArrayViewMut2::from_shape((rows, columns), &mut scratch[..rows * columns])
+        .expect("the scratch was grown"))
 }
 
 impl Buffer {

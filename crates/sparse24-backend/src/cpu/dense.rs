@@ -91,18 +91,22 @@ impl CpuBackend {
     }
 
     /// A dense weight as products read it: itself, or its rounding in `scratch`.
-    fn weight<'a>(&'a self, weight: Tensor, scratch: &'a mut Vec<f32>) -> ArrayView2<'a, f32> {
+    fn weight<'a>(
+        &'a self,
+        weight: Tensor,
+        scratch: &'a mut Vec<f32>,
+    ) -> Result<ArrayView2<'a, f32>, sparse24_cpu::Error> {
         let weight = self.buffers.view(weight);
-        match self.arithmetic {
+        Ok(match self.arithmetic {
             Arithmetic::Native | Arithmetic::F32 => weight,
             Arithmetic::Bf16 => {
-                let mut rounded = scratch_view(scratch, weight.dim());
+                let mut rounded = scratch_view(scratch, weight.dim())?;
                 rounded.assign(&weight);
                 self.round(rounded);
                 ArrayView2::from_shape(weight.dim(), &scratch[..weight.len()])
                     .expect("the scratch was grown")
             }
-        }
+        })
     }
 
     /// Writes `outputs` with the help of the scratch.
@@ -122,6 +126,11 @@ impl CpuBackend {
     }
 
     fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+        if let Weight::Pruned(Weight24(at)) = op.weight
+            && self.weights24[at].forward.is_none()
+        {
+            return Err(Error::Refused("a permuted mask has no forward product".to_owned()));
+        }
         self.write_with_scratch([op.z], |cpu, scratch, [z]| {
             let (x, bias) = (cpu.buffers.view(op.x), op.bias.map(|bias| cpu.buffers.row(bias)));
             match (op.weight, bias) {
@@ -130,10 +139,10 @@ impl CpuBackend {
                     strips::matmul(w, x.t(), bias, z.reversed_axes(), Accumulate::Overwrite)
                 }
                 (Weight::Dense(w), Some(bias)) => {
-                    matmul_bias(x, cpu.weight(w, scratch).t(), bias, z)
+                    matmul_bias(x, cpu.weight(w, scratch)?.t(), bias, z)
                 }
                 (Weight::Dense(w), None) => {
-                    matmul(x, cpu.weight(w, scratch).t(), z, Accumulate::Overwrite)
+                    matmul(x, cpu.weight(w, scratch)?.t(), z, Accumulate::Overwrite)
                 }
             }
         })
@@ -147,7 +156,7 @@ impl CpuBackend {
                     let w = &cpu.weights24[at].dgrad;
                     strips::matmul(w, dz.t(), None, dx.reversed_axes(), Accumulate::Overwrite)
                 }
-                Weight::Dense(w) => matmul(dz, cpu.weight(w, scratch), dx, Accumulate::Overwrite),
+                Weight::Dense(w) => matmul(dz, cpu.weight(w, scratch)?, dx, Accumulate::Overwrite),
             }
         })
     }
@@ -158,7 +167,7 @@ impl CpuBackend {
             match op.dz {
                 Gradient::Dense(dz) => matmul(cpu.buffers.view(dz).t(), x, dw, op.accumulate),
                 Gradient::Sampled(Gradient24(at)) => {
-                    strips::matmul(&cpu.gradients24[at], x, None, dw, op.accumulate)
+                    strips::matmul(&cpu.gradients24[at].1, x, None, dw, op.accumulate)
                 }
             }
         })
@@ -175,7 +184,7 @@ impl CpuBackend {
         self.write_with_scratch([op.y, op.stats], |cpu, scratch, [y, stats]| {
             let (x, gamma) = (cpu.buffers.view(op.x), cpu.buffers.row(op.gamma));
             let beta = op.beta.map(|t| cpu.buffers.row(t));
-            let copy = scratch_view(scratch, x.dim());
+            let copy = scratch_view(scratch, x.dim())?;
             norm_forward(x, None, gamma, beta, op.epsilon, copy, y, stats)
         })
     }
@@ -219,7 +228,7 @@ impl CpuBackend {
 
     /// values = x, where `out`, whose values they are, is another tensor.
     fn assign(&self, x: Tensor, out: Tensor, values: &mut ArrayViewMut2<'_, f32>) {
-        if x.buffer != out.buffer {
+        if x != out {
             values.assign(&self.buffers.view(x));
         }
     }

@@ -7,7 +7,8 @@ use sparse24_cpu::strips::Strips;
 use super::{CpuBackend, Operands};
 use crate::{
     DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
-    op::Orientation, zeros,
+    op::{Orientation, check},
+    zeros,
 };
 
 impl Memory for CpuBackend {
@@ -15,7 +16,7 @@ impl Memory for CpuBackend {
         let masks: usize = self.masks.iter().map(|mask| 2 * mask.tiles().len()).sum();
         let weights = self.weights24.iter();
         let weights = weights.flat_map(|weight| weight.forward.iter().chain([&weight.dgrad]));
-        let strips = weights.chain(&self.gradients24);
+        let strips = weights.chain(self.gradients24.iter().map(|(_, strips)| strips));
         let sparse = masks + strips.map(Strips::allocated).sum::<usize>();
         let held = |region| match region {
             Region::Sparse => sparse,
@@ -35,7 +36,7 @@ impl Memory for CpuBackend {
     }
 
     fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
-        let tiles = zeros("a mask", [rows / 4, columns / 4])?;
+        let tiles = zeros("a mask", [rows / 4, columns / 4], Region::Sparse)?;
         self.masks.push(Mask::from_tiles(rows, columns, tiles)?);
         Ok(MaskId(self.masks.len() - 1))
     }
@@ -45,6 +46,7 @@ impl Memory for CpuBackend {
         [r, q]: [usize; 2],
         orientation: Orientation,
     ) -> Result<Weight24, Error> {
+        check::tiled([r, q])?;
         let forward = orientation != Orientation::Permuted;
         let forward = forward.then(|| Strips::zeros([r, q])).transpose()?;
         self.weights24.push(Operands { forward, dgrad: Strips::zeros([q, r])? });
@@ -52,16 +54,22 @@ impl Memory for CpuBackend {
     }
 
     fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
-        self.gradients24.push(Strips::zeros([r, p])?);
+        self.gradients24.push((p, Strips::zeros([r, p])?));
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
     fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        check::table(table)?;
+        for entry in table {
+            let Some(MaskId(at)) = entry.mask else { continue };
+            check::shape("optimizer table", "mask", entry.weight.shape, self.masks[at].shape())?;
+        }
         self.tables.push(table.to_vec());
         Ok(TableId(self.tables.len() - 1))
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        check::floats("upload", to)?;
         let source = ArrayView2::from_shape(to.shape, from).map_err(|_| Error::Operand {
             operation: "upload",
             operand: "host data",
@@ -75,6 +83,7 @@ impl Memory for CpuBackend {
     }
 
     fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        check::ids("upload", to)?;
         if from.len() != to.elements() {
             return Err(Error::Operand {
                 operation: "upload",
@@ -88,6 +97,7 @@ impl Memory for CpuBackend {
     }
 
     fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        check::floats("download", from)?;
         to.clear();
         for row in self.buffers.view(from).rows() {
             to.extend_from_slice(row.as_slice().expect("rows are contiguous"));
@@ -112,7 +122,7 @@ impl Memory for CpuBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arithmetic, ErrorKind};
+    use crate::{Arithmetic, ErrorKind, cpu::buffers::scratch_view};
 
     #[test]
     fn what_memory_cannot_hold_is_an_error() {
@@ -131,6 +141,12 @@ mod tests {
                 assert!(error.to_string().contains("MiB of memory"), "{shape:?}: {error}");
             }
         }
+        let scratch = scratch_view(&mut Vec::new(), (1 << 32, 1 << 29)).map(drop);
+        let error = Error::from(scratch.expect_err("there is no such memory"));
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        let weight = cpu.alloc("w", [MANY, 4], DType::F32, Region::Parameters);
+        let error = weight.expect_err("there is no such memory").to_string();
+        assert!(!error.contains("batch.size") && error.contains("model.d_model"), "{error}");
         assert!(cpu.memory().into_iter().all(|(_, bytes)| bytes == 0), "nothing is held");
     }
 }

@@ -11,7 +11,7 @@ use sparse24_cpu::{
 use super::{CpuBackend, Operands, buffers::scratch_view};
 use crate::{
     Error, MaskId, Weight24,
-    op::{CompressWeight, MvueCompress, SparseOp},
+    op::{CompressWeight, MvueCompress, SparseOp, check},
 };
 
 impl CpuBackend {
@@ -40,10 +40,12 @@ impl CpuBackend {
     }
 
     fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
-        let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
+        let (MaskId(mask), Weight24(out), [r, q]) = (op.mask, op.out, op.w.shape);
+        let found = self.weights24[out].dgrad.shape();
+        check::shape("compress weight", "out", [q, r], found)?;
         let mut scratch = mem::take(&mut self.scratch);
         let (w, mask) = (self.buffers.view(op.w), &self.masks[mask]);
-        let mut pruned = scratch_view(&mut scratch, w.dim());
+        let mut pruned = scratch_view(&mut scratch, w.dim())?;
         match op.map {
             ValueMap::Identity => masked(w, mask, pruned.view_mut())?,
             ValueMap::SoftThreshold { scale } => {
@@ -62,10 +64,12 @@ impl CpuBackend {
 
     /// The estimator reads dZ as it is stored.
     fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
-        let mut sampled = mem::take(&mut self.gradients24[op.out.0]);
+        let (most, sampled) = &mut self.gradients24[op.out.0];
+        check::sampled([*most, sampled.shape()[0]], op.dz.shape)?;
+        let mut sampled = mem::take(sampled);
         let (dz, stream) = (self.buffers.view(op.dz), self.state.stream(op.site));
         mvue_strips(dz, op.estimator, stream, |values| self.round(values), &mut sampled);
-        self.gradients24[op.out.0] = sampled;
+        self.gradients24[op.out.0].1 = sampled;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use sparse24_cpu::{
 
 use super::CpuBackend;
 use crate::{
-    Error, MaskId, OptimizerEntry, TableId,
+    Error, MaskId, OptimizerEntry, TableId, Tensor,
     op::{GradNorm, OptimizerStep, UpdateOp},
 };
 
@@ -67,7 +67,10 @@ impl CpuBackend {
         // All parameters at once: most are too small to keep two threads busy.
         let done = taken.par_iter_mut().try_for_each(|(entry, [w, m, v])| {
             let mask = entry.mask.map(|MaskId(at)| &self.masks[at]);
-            let g = self.buffers.floats(entry.gradient);
+            let part = |t: Tensor| t.offset..t.offset + t.elements();
+            let g = &self.buffers.floats(entry.gradient)[..entry.gradient.elements()];
+            let [w, m] = [(w, entry.weight), (m, entry.first_moment)].map(|(x, t)| &mut x[part(t)]);
+            let v = entry.second_moment.map_or(&mut [][..], |t| &mut v[part(t)]);
             let OptimizerStep { optimizer, decay, .. } = *op;
             let (state, weight_decay) = (&self.state, entry.weight_decay);
             optimizer_step(w, g, m, v, optimizer, state, weight_decay, scale, decay, mask)

@@ -163,7 +163,7 @@ impl CudaBackend {
                 Ok(self.gemm.linear_wgrad(&mut self.gpu, &op)?)
             }
             Gradient::Sampled(Gradient24(at)) => {
-                let a = self.sampled(at, op.x.shape[0]);
+                let a = self.sampled(at, [op.x.shape[0], op.dw.shape[0]])?;
                 let ([m, k], n) = (a.shape(), x.shape()[1]);
                 let product = (spmm24::Form::Straight, [m, n, k], accumulate);
                 let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);

@@ -3,7 +3,7 @@
 
 use sparse24_cuda::Error as Refusal;
 
-use crate::{Error, error::LESS_MEMORY};
+use crate::{Error, error::less_memory};
 
 impl From<Refusal> for Error {
     fn from(error: Refusal) -> Self {
@@ -12,11 +12,11 @@ impl From<Refusal> for Error {
             Refusal::Shape { operation, operand, expected, found } => {
                 Self::Operand { operation, operand, expected, found }
             }
-            full @ Refusal::OutOfMemory { .. } => {
+            ref full @ Refusal::OutOfMemory { purpose, .. } => {
                 let advice = if full.waits_for_others() {
                     "wait for the other processes, or choose another GPU (backend.gpu)"
                 } else {
-                    LESS_MEMORY
+                    less_memory(purpose)
                 };
                 Self::Device(format!("{full}; {advice}"))
             }

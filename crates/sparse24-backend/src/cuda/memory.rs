@@ -6,7 +6,8 @@ use sparse24_cuda::{compressed::Compressed, optimizer};
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
     Copied, DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor,
-    Weight24, op::Orientation,
+    Weight24,
+    op::{Orientation, check},
 };
 
 impl Memory for CudaBackend {
@@ -42,6 +43,7 @@ impl Memory for CudaBackend {
         orientation: Orientation,
     ) -> Result<Weight24, Error> {
         const NAME: &str = "pruned weight";
+        check::tiled([r, q])?;
         self.gpu.set_purpose(Region::Sparse.name());
         let gpu = &mut self.gpu;
         let forward = match orientation {
@@ -64,6 +66,7 @@ impl Memory for CudaBackend {
     }
 
     fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        check::table(table)?;
         let row = |entry: &OptimizerEntry| optimizer::Parameter {
             w: self.buffers.floats(entry.weight),
             g: self.buffers.floats(entry.gradient),
@@ -80,15 +83,18 @@ impl Memory for CudaBackend {
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        check::floats("upload", to)?;
         self.gpu.wait_for_copies()?;
         self.buffers.upload(&mut self.gpu, to, from)
     }
 
     fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        check::ids("upload", to)?;
         Ok(self.gpu.upload(self.buffers.ids(to), from)?)
     }
 
     fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
+        check::floats("download", from)?;
         self.buffers.download(&mut self.gpu, from)
     }
 
@@ -98,6 +104,7 @@ impl Memory for CudaBackend {
     }
 
     fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+        from.iter().try_for_each(|&t| check::floats("download", t))?;
         let matrices: Vec<_> = from.iter().map(|&tensor| self.buffers.floats(tensor)).collect();
         if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
             return Ok(Box::new(|| Ok(copy.read(to)?)));

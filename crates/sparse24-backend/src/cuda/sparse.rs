@@ -5,7 +5,7 @@ use sparse24_cuda::{compressed::Compressed, mvue, permute, prune, search};
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
     Error, Gradient24, MaskId, Region, Weight24,
-    op::{CompressWeight, PermutedMask, SparseOp},
+    op::{CompressWeight, PermutedMask, SparseOp, check},
 };
 
 impl CudaBackend {
@@ -19,15 +19,17 @@ impl CudaBackend {
             SparseOp::CompressWeight(op) => self.compress_weight(op),
             SparseOp::MvueCompress(op) => {
                 let (dz, Gradient24(out)) = (self.buffers.activations(op.dz), op.out);
-                let out = self.sampled(out, dz.shape()[0]);
+                let out = self.sampled(out, dz.shape())?;
                 Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
             }
         }
     }
 
-    /// The memory of a sampled gradient, for p tokens.
-    pub(super) fn sampled(&self, gradient: usize, p: usize) -> Compressed {
-        self.gradients24[gradient].narrowed(p.next_multiple_of(4))
+    /// The memory of a sampled gradient, for dZ `[p, r]`.
+    pub(super) fn sampled(&self, gradient: usize, found: [usize; 2]) -> Result<Compressed, Error> {
+        let [r, most] = self.gradients24[gradient].shape();
+        check::sampled([most, r], found)?;
+        Ok(self.gradients24[gradient].narrowed(found[0].next_multiple_of(4)))
     }
 
     fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result<(), Error> {

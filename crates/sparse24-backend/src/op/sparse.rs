@@ -61,7 +61,7 @@ impl PermutedMask<'_> {
 pub struct CompressWeight {
     /// w `[r, q]`.
     pub w: Tensor,
-    /// Its mask.
+    /// Its mask, with the structure that the orientation needs: backends do not check its bits.
     pub mask: MaskId,
     /// Which products the mask makes 2:4.
     pub orientation: Orientation,

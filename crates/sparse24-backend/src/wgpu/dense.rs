@@ -12,7 +12,7 @@ use crate::{
     Error, Gradient24, Tensor, Weight24,
     op::{
         AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward, EmbedForward,
-        Gradient, HeadLoss, LinearForward, NormBackward, TargetLoss, Weight,
+        Gradient, HeadLoss, LinearForward, NormBackward, TargetLoss, Weight, check,
     },
 };
 
@@ -33,7 +33,9 @@ impl WgpuBackend {
                 let dz = match op.dz {
                     Gradient::Dense(t) => self.buffers.matrix(t),
                     Gradient::Sampled(Gradient24(at)) => {
-                        self.gradients24[at].reshaped([x.shape[0], dw.shape[0]])
+                        let found = [x.shape[0], dw.shape[0]];
+                        check::sampled(self.gradients24[at].shape, found)?;
+                        self.gradients24[at].reshaped(found)
                     }
                 };
                 Ok(gemm::linear_wgrad(&mut self.gpu, dz, x, dw, op.accumulate)?)

@@ -3,7 +3,7 @@
 
 use sparse24_wgpu::Error as Refusal;
 
-use crate::{Error, error::LESS_MEMORY};
+use crate::{Error, Region, error::less_memory};
 
 impl From<Refusal> for Error {
     fn from(error: Refusal) -> Self {
@@ -12,7 +12,9 @@ impl From<Refusal> for Error {
             Refusal::Shape { operation, operand, expected, found } => {
                 Self::Operand { operation, operand, expected, found }
             }
-            full @ Refusal::OutOfMemory { .. } => Self::Device(format!("{full}; {LESS_MEMORY}")),
+            full @ Refusal::OutOfMemory { .. } => {
+                Self::Device(format!("{full}; {}", less_memory(Region::Activations.name())))
+            }
             lost @ Refusal::Lost(_) => Self::Device(format!(
                 "{lost}; a driver may end work that takes too long; a smaller batch.size makes it \
                  shorter"

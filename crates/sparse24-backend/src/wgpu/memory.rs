@@ -9,7 +9,8 @@ use sparse24_wgpu::{
 use super::WgpuBackend;
 use crate::{
     Copied, DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, PendingMask, Region, TableId,
-    Tensor, Weight24, op::Orientation,
+    Tensor, Weight24,
+    op::{Orientation, check},
 };
 
 impl Memory for WgpuBackend {
@@ -33,6 +34,7 @@ impl Memory for WgpuBackend {
     }
 
     fn alloc_weight24(&mut self, shape: [usize; 2], _: Orientation) -> Result<Weight24, Error> {
+        check::tiled(shape)?;
         self.weights24.push(self.gpu.alloc("pruned weight", shape, Region::Sparse.name())?);
         Ok(Weight24(self.weights24.len() - 1))
     }
@@ -43,6 +45,7 @@ impl Memory for WgpuBackend {
     }
 
     fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+        check::table(table)?;
         let row = |entry: &OptimizerEntry| Parameter {
             w: self.buffers.matrix(entry.weight),
             g: self.buffers.matrix(entry.gradient),
@@ -58,11 +61,13 @@ impl Memory for WgpuBackend {
     }
 
     fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+        check::floats("upload", to)?;
         let bits: Vec<u32> = from.iter().map(|x| x.to_bits()).collect();
         Ok(self.gpu.upload(self.buffers.matrix(to), &bits)?)
     }
 
     fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+        check::ids("upload", to)?;
         let (ordered, found) = (self.buffers.ordered(to), from.len());
         if found != to.elements() {
             let (operation, operand) = ("upload", "ids");
@@ -73,6 +78,7 @@ impl Memory for WgpuBackend {
     }
 
     fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+        check::floats("download", from)?;
         let bits = self.gpu.download(self.buffers.matrix(from))?;
         to.clear();
         to.extend(bits.into_iter().map(f32::from_bits));
@@ -80,6 +86,7 @@ impl Memory for WgpuBackend {
     }
 
     fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+        from.iter().try_for_each(|&t| check::floats("download", t))?;
         let matrices: Vec<_> = from.iter().map(|&t| self.buffers.matrix(t)).collect();
         let copied = self.gpu.copy_out(&matrices)?;
         Ok(Box::new(move || {

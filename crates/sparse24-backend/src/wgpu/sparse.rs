@@ -5,7 +5,7 @@ use sparse24_wgpu::{mvue, permute, prune, search};
 use super::WgpuBackend;
 use crate::{
     Error, Gradient24, MaskId, Region, Weight24,
-    op::{PermutedMask, SparseOp},
+    op::{PermutedMask, SparseOp, check},
 };
 
 impl WgpuBackend {
@@ -23,6 +23,7 @@ impl WgpuBackend {
             }
             SparseOp::MvueCompress(op) => {
                 let (dz, Gradient24(out)) = (self.buffers.matrix(op.dz), op.out);
+                check::sampled(self.gradients24[out].shape, dz.shape)?;
                 let out = self.gradients24[out].reshaped(dz.shape);
                 Ok(mvue::mvue_compress(&mut self.gpu, dz, op.estimator, op.site, out)?)
             }

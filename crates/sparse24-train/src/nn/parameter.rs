@@ -8,7 +8,9 @@ use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 use crate::{
     Error,
-    backend::{Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24, op::Orientation},
+    backend::{
+        Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24, op::Orientation, zeros,
+    },
     optim::UpdateRule,
 };
 
@@ -288,10 +290,10 @@ impl Parameters {
     /// and uploads the constants.
     ///
     /// # Errors
-    /// Errors of [`crate::backend::zeros`] and [`crate::backend::Memory::upload`].
+    /// Errors of [`zeros`] and [`crate::backend::Memory::upload`].
     pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
         for (number, Parameter { spec, weight, .. }) in self.all.iter().enumerate() {
-            let mut values = crate::backend::zeros(&spec.name, weight.shape)?;
+            let mut values = zeros(&spec.name, weight.shape, Region::Parameters)?;
             let stream = Stream::new(seed, Site::new(Purpose::Initialization, number as u32), 0, 0);
             match spec.init {
                 Init::Constant(value) => values.fill(value),
@@ -305,8 +307,8 @@ impl Parameters {
             backend.upload(*weight, &values)?;
         }
         for &(to, value) in &self.constants {
-            let (mut values, columns) =
-                (crate::backend::zeros("a constant", to.shape)?, to.shape[1]);
+            let columns = to.shape[1];
+            let mut values = zeros("a constant", to.shape, Region::Parameters)?;
             let each = values.iter_mut().enumerate();
             each.for_each(|(at, x)| *x = value([at / columns, at % columns], columns));
             backend.upload(to, &values)?;
