@@ -7,7 +7,7 @@ use std::mem;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ShapeBuilder};
 
-use crate::{DType, Error, Region, Tensor, zeros};
+use crate::{DType, Error, Region, Tensor, bytes, zeros};
 
 /// All dense buffers, in the order of allocation.
 #[derive(Default)]
