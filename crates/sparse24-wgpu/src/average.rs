@@ -10,7 +10,8 @@ use crate::{
 /// the flag of [`health`](crate::health) is raised.
 ///
 /// # Errors
-/// [`Error::Shape`] unless the shapes agree; [`Error::Invalid`] for gaps between rows; failures of earlier work.
+/// [`Error::Shape`] unless the shapes agree; [`Error::Invalid`] for gaps between rows; failures of
+/// earlier work.
 pub fn moving_average(
     device: &mut Device,
     w: Matrix,

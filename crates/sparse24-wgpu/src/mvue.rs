@@ -14,13 +14,13 @@ use crate::{
 /// out = MVUE(dz^T) as the dense transpose: dz `[p, r]` with zeros where an element is not kept.
 /// Groups run along tokens, and draw from `site` in this step.
 ///
-/// out `[p, r]`, contiguous from the start of its buffer. The exact estimator has core's bits. The approximate one keeps core's
-/// elements; values differ by a few roundings, and those below about 2^-100 of the group's largest
-/// are 0.
+/// out `[p, r]`, contiguous from the start of its buffer. The exact estimator has core's bits. The
+/// approximate one keeps core's elements; values differ by a few roundings, and those below about
+/// 2^-100 of the group's largest are 0.
 ///
 /// # Errors
-/// [`Error::Shape`] unless out has the shape of dz; [`Error::Invalid`] unless it lies so; failures of
-/// earlier work.
+/// [`Error::Shape`] unless out has the shape of dz; [`Error::Invalid`] unless it lies so; failures
+/// of earlier work.
 pub fn mvue_compress(
     device: &mut Device,
     dz: Matrix,

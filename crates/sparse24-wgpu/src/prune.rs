@@ -10,8 +10,8 @@ use crate::{
 
 /// out = S(w): w under the mask, kept values mapped.
 ///
-/// w `[r, q]`; out `[r, q]`, contiguous from the start of its buffer. Values that are only masked have core's bits; the soft
-/// threshold has the device's rounding.
+/// w `[r, q]`; out `[r, q]`, contiguous from the start of its buffer. Values that are only masked
+/// have core's bits; the soft threshold has the device's rounding.
 ///
 /// # Errors
 /// [`Error::Shape`] unless the operands fit; [`Error::Invalid`] unless out lies so; failures of

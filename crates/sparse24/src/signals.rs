@@ -1,6 +1,6 @@
 //! Signals during training or encoding. The first SIGINT, SIGTERM or SIGHUP requests a save and a
-//! stop; another of the same kind, a second or more later, ends the process at once. SIGUSR1 requests
-//! a save.
+//! stop; another of the same kind, a second or more later, ends the process at once. SIGUSR1
+//! requests a save.
 //!
 //! Invariant: a handler only sets flags or exits.
 

@@ -140,7 +140,7 @@ const ELSEWHERE: [(&str, &str); 28] = [
     ("run.keep_last", "save_total_limit"),
 ];
 
-/// What to use instead of a setting of other programs that is none here.
+/// Replacements of settings of other programs that have no setting here.
 const INSTEAD: [(&str, &str); 5] = [
     ("the option --out DIR", "out_dir output_dir"),
     ("the option --init-from PATH, or `sparse24 resume RUN`", "init_from model_name_or_path"),

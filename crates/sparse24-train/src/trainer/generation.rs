@@ -9,7 +9,7 @@ use crate::{
     objective::{Batch, Inputs},
 };
 
-/// What the buffers of a translating model hold.
+/// Contents of the buffers of a translating model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Decoding {
     /// Size and length of the sources that are encoded; 0 if none are.
