@@ -354,6 +354,8 @@ mod tests {
         }
     }
 
+    type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+
     /// Each rank has an address space of its own; all share the memory.
     #[test]
     fn the_limit_that_refuses_is_named() {
@@ -362,7 +364,7 @@ mod tests {
         let in_job = "SLURM_MEM_PER_NODE allows 200 MiB of this machine's 1000 MiB";
         let slurm = |name: &str| (name == "SLURM_MEM_PER_NODE").then(|| "200".to_owned());
         let none = |_: &str| None;
-        let variables: [&dyn Fn(&str) -> Option<String>; 2] = [&none, &slurm];
+        let variables: [Variables<'_>; 2] = [&none, &slurm];
         for (job, space, most, ranks, expected) in [
             (0, Some(100), 100, 1, format!(", {in_space}")),
             (0, Some(100), 100, 4, format!(", {in_space}")),
