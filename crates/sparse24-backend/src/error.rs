@@ -1,7 +1,6 @@
 //! The error type of training and its devices. A message is one sentence that names the setting or
 //! operand, what was found and what was expected.
 
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 use crate::Region;
 
 /// The kind of failure; the command turns it into its exit code.

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Some(MaskKind::ColumnWise) => " --mask column",
             Some(MaskKind::Transposable) | None => "",
         };
-        say!("sparse24 verify {}{mask} {filter}", word(&args.out.join("model.safetensors")));
+        say!("sparse24 verify {}{mask} {filter}", word(args.out.join("model.safetensors")));
     }
     Ok(())
 }

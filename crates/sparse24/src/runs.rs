@@ -125,6 +125,6 @@ pub(crate) fn again(more: &[&Path]) -> String {
     let words = std::env::args_os()
         .skip(1)
         .map(|argument| word(Path::new(&argument)))
-        .chain(more.iter().map(|path| word(path)));
+        .chain(more.iter().map(word));
     ["sparse24".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }

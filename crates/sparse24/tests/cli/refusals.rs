@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    process::{Output, Stdio},
+    process::Stdio,
 };
 
 use crate::support::{Place, TINY, is_like, sentence};
@@ -236,7 +236,7 @@ fn too_little_address_space_is_refused() {
         let script = format!("ulimit -v {kib} && exec \"$0\" {ranks} --out of-{kib}");
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
-        let Output { status, stderr, .. } = command.output().unwrap();
+        let std::process::Output { status, stderr, .. } = command.output().unwrap();
         let said = String::from_utf8(stderr).unwrap();
         let is_clear = [Some(0), Some(2), Some(4)].contains(&status.code());
         assert!(is_clear && !said.contains("allocation"), "{kib}: {said}");
