@@ -1,4 +1,8 @@
 //! Checks of operands that need no device, the same for every backend.
+#![cfg_attr(
+    not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
+    expect(dead_code, reason = "only backends call some of the checks")
+)]
 
 use core::fmt::Display;
 use std::collections::HashSet;
