@@ -322,7 +322,8 @@ pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Re
     }
 }
 
-/// Bytes that this process could still write at a path, of which the end may not exist yet.
+/// Bytes that this process could still write at a path. The last folders of the path need not exist
+/// yet.
 #[cfg(unix)]
 fn free(path: &Path) -> Option<u64> {
     let path = std::path::absolute(path).ok()?;
@@ -336,8 +337,8 @@ fn free(_: &Path) -> Option<u64> {
     None
 }
 
-/// A file or folder beside the place that it is to take. If it does not take it, even because of a
-/// panic, it is removed.
+/// A file or folder that is written beside its final place. It is removed on drop, also after a
+/// panic, unless it was moved there.
 struct Aside {
     path: PathBuf,
     is_placed: bool,

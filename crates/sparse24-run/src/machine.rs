@@ -31,8 +31,8 @@ pub struct Limit {
 }
 
 impl Memory {
-    /// Why a process that needs so many bytes, one of so many ranks on this machine, cannot have
-    /// them.
+    /// Why a process that needs this many bytes cannot have them, as one of `ranks` on this
+    /// machine.
     #[must_use]
     pub fn refuses(&self, needed: u64, ranks: usize) -> Option<String> {
         let limits = [(self.address_space.as_ref(), 1), (self.limit.as_ref(), ranks)];
@@ -83,9 +83,9 @@ fn packing_bytes(root: &Path) -> u64 {
     2 * kib.map_or(32 << 20, |kib| kib.saturating_mul(1024))
 }
 
-/// Why this process cannot have so many bytes besides what its threads still reserve, where its
-/// address space is limited: asks the system for all of it, and gives it back. A rank has threads
-/// that [`memory`] does not know.
+/// Why this process cannot have this many bytes, besides what its threads will still reserve, under
+/// a limit on its address space. Asks the system for all of it and gives it back, because a rank
+/// has threads that [`memory`] does not know of.
 #[cfg(unix)]
 pub(crate) fn lacks_address_space(needed: u64) -> Option<String> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;

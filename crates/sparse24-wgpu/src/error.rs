@@ -106,7 +106,7 @@ pub(crate) fn check_contiguous(
     m.is_contiguous().then_some(()).ok_or_else(gaps)
 }
 
-/// Refuses an operand that has gaps or does not begin its buffer.
+/// Refuses an operand that has gaps or does not start at the beginning of its buffer.
 pub(crate) fn check_leading(
     operation: &'static str,
     operand: &'static str,

@@ -59,7 +59,7 @@ fn first(values: &Values) -> Option<f32> {
     if let Values::F32(values) = values { values.first().copied() } else { None }
 }
 
-/// The hash of no bytes stands for no data or tokenizer.
+/// Stands for the absence of data or a tokenizer: the hash of no bytes.
 pub(super) fn none() -> Fingerprint {
     Fingerprint::of(&[])
 }
@@ -175,7 +175,7 @@ pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Erro
         Values::F32(changes) if tensor.name == VARIANCE_CHANGES => Some(changes.clone()),
         _ => None,
     });
-    // Those of another method's phases are nothing to this one.
+    // Ends of another method's phases do not apply to this one.
     let phases = &trainer.recipe().method.phases;
     let mut ends = ends(&checkpoint.state);
     ends.retain(|&phase, _| phases.get(phase).is_some_and(Phase::watches));

@@ -61,7 +61,7 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// The command that resumes a run so, with more words.
+    /// The command that resumes a run with these options, and `more`.
     pub(super) fn command(&self, path: &Path, more: &str) -> String {
         let mut command = format!("sparse24 resume {}", word(path));
         if self.damaged == Damaged::FallBack {
