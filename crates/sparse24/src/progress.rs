@@ -26,6 +26,16 @@ pub(crate) struct Progress {
     warned: bool,
 }
 
+/// A part of a run that goes on.
+pub(crate) fn described(part: Part, done: usize, of: usize) -> String {
+    let share = 100 * done / of.max(1);
+    match part {
+        Part::Step => format!("micro-step {done}/{of}"),
+        Part::Evaluation => format!("evaluating {share} %"),
+        Part::Translation => format!("translating for BLEU {share} %"),
+    }
+}
+
 /// A live line without a length, on a terminal; see indicatif for the template.
 pub(crate) fn bar(template: &str) -> Option<ProgressBar> {
     let style = ProgressStyle::with_template(template).expect("the template is well formed");
@@ -110,10 +120,7 @@ impl Progress {
         if self.part_began.elapsed() < Duration::from_secs(1) {
             return;
         }
-        let what = match part {
-            Part::Step => format!("micro-step {done}/{of}"),
-            Part::Evaluation => format!("evaluating {} %", 100 * done / of.max(1)),
-        };
+        let what = described(part, done, of);
         match &self.bar {
             Some(bar) => bar.set_message(what),
             None if self.part_began.elapsed() >= LONG_INTERVAL

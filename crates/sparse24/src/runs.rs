@@ -85,8 +85,10 @@ impl Observer for Worker {
     }
 
     fn working(&mut self, part: Part, done: usize, of: usize) {
-        let Part::Evaluation = part else { return };
-        let line = format!("evaluating {} %", 100 * done / of.max(1));
+        if part == Part::Step {
+            return;
+        }
+        let line = progress::described(part, done, of);
         match &self.bar {
             Some(bar) => bar.set_message(line),
             None if self.printed.elapsed() >= INTERVAL => {

@@ -5,7 +5,7 @@
 
 use std::{
     panic::resume_unwind,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread::{Builder, JoinHandle},
 };
 
@@ -30,7 +30,8 @@ impl Saver {
     }
 
     /// Starts a thread that builds the checkpoint, runs `before` (which syncs files that must be on
-    /// disk first, such as the metrics), saves, and then removes what need not be kept.
+    /// disk first, such as the metrics), saves, runs `after` with the path of the checkpoint, and
+    /// then removes what need not be kept.
     ///
     /// # Errors
     /// [`Error::Io`] if no thread starts; [`Saver::wait`] reports later errors.
@@ -42,6 +43,7 @@ impl Saver {
         checkpoint: impl FnOnce() -> Result<Checkpoint, Error> + Send + 'static,
         retention: Retention,
         before: impl FnOnce() -> Result<(), Error> + Send + 'static,
+        after: impl FnOnce(&Path) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         assert!(self.in_flight.is_none(), "one save is in flight at a time");
         let directory = self.directory.clone();
@@ -52,6 +54,7 @@ impl Saver {
                 Err(error) => return (None, Err(error)),
             };
             let written = before().and_then(|()| save(&directory, &checkpoint)).and_then(|path| {
+                after(&path)?;
                 retain(&directory, &retention)?;
                 Ok(path)
             });

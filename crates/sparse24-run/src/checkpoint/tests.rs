@@ -94,14 +94,14 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
     let retention = || Retention { last: NonZeroUsize::MIN, every: 0, always: Vec::new() };
     let mut saver = Saver::new(directory.path().to_owned());
     let (copied, copy) = mpsc::channel();
-    saver.begin(move || Ok(copy.recv().unwrap()), retention(), || Ok(())).unwrap();
+    saver.begin(move || Ok(copy.recv().unwrap()), retention(), || Ok(()), |_| Ok(())).unwrap();
     assert!(!saver.is_idle() && saver.spare().is_none());
     copied.send(sample(4)).unwrap();
     let path = saver.wait().unwrap().unwrap();
     assert_eq!(load(&path).unwrap(), sample(4));
     assert!(saver.spare().is_some(), "its room serves the next");
     let lost = || Err(Error::setting("copy", "is lost"));
-    saver.begin(lost, retention(), || panic!("nothing is saved")).unwrap();
+    saver.begin(lost, retention(), || panic!("nothing is saved"), |_| Ok(())).unwrap();
     assert_eq!(problem(saver.wait()), problem(lost()));
     assert!(
         saver.spare().is_none() && load(&path).is_ok() && count(directory.path()).unwrap() == 1

@@ -32,6 +32,15 @@ impl Log {
         Ok(Self { path: path.to_owned(), file: disk::open_as(path, As::Appended)? })
     }
 
+    /// A second handle.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn try_clone(&self) -> Result<Self, Error> {
+        let file = self.file.try_clone().map_err(|e| Error::io("open", &self.path, e))?;
+        Ok(Self { path: self.path.clone(), file })
+    }
+
     /// Whether a log reports a saved checkpoint; no log reports none.
     pub(super) fn reports_save(path: &Path) -> bool {
         let Ok((file, _)) = disk::open(path) else { return false };

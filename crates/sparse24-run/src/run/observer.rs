@@ -40,6 +40,8 @@ pub enum Part {
     Step,
     /// An evaluation, in sequences.
     Evaluation,
+    /// The translations of the final BLEU, in sentences.
+    Translation,
 }
 
 /// Request of an [`Observer`].

@@ -54,7 +54,9 @@ impl Run {
             self.flip_counts.tensors().collect(),
             self.saver.spare(),
         )?;
-        self.saver.begin(checkpoint, self.retention(), self.metrics.syncer()?)?;
+        let mut log = self.log.try_clone()?;
+        let saved = move |path: &Path| log.line(&format!("step {step}: saved {}", path.display()));
+        self.saver.begin(checkpoint, self.retention(), self.metrics.syncer()?, saved)?;
         self.saved = Some(step);
         // After the save began: it is completed in any case.
         self.metrics.check_place()
@@ -70,15 +72,17 @@ impl Run {
 
     /// Waits for the save in flight, if there is one.
     pub(super) fn settle(&mut self) -> Result<(), Error> {
-        match (self.saver.wait()?, self.saved) {
-            (Some(path), Some(step)) => {
-                self.log.line(&format!("step {step}: saved {}", path.display()))
-            }
-            _ => Ok(()),
-        }
+        self.saver.wait().map(drop)
     }
 
-    /// Logs a save that has ended.
+    /// Sets aside the checkpoint of the last step, if it has one, since its model is broken.
+    pub(super) fn set_aside_last(&mut self) -> Result<(), Error> {
+        self.settle()?;
+        let before = self.trainer.step().saturating_sub(1);
+        checkpoint::set_aside_after(&self.directory.checkpoints(), before).map(drop)
+    }
+
+    /// Reports the error of a save that has ended.
     pub(super) fn look_after_save(&mut self) -> Result<(), Error> {
         if self.saver.is_idle() { self.settle() } else { Ok(()) }
     }

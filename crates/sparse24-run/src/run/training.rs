@@ -302,17 +302,24 @@ impl Run {
     fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,
-            None => self.step(observer)?,
+            None => self.checked_step(observer)?,
         };
         self.record_plans()?;
         if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
-            match self.evaluate(observer) {
-                Ok((loss, scores)) => (metrics.val_loss, metrics.scores) = (Some(loss), scores),
-                Err(error) => {
-                    self.pending = Some(metrics);
-                    return Err(error);
-                }
+            let step = metrics.step;
+            self.pending = Some(metrics);
+            // The evaluation may take long, and must not delay a checkpoint that is due. If it is to
+            // replace the only one, the evaluation first shows that it is sound.
+            if self.saves_after(step) && self.config.run.keep_last > 1 {
+                self.save()?;
             }
+            let evaluated = self.evaluate(observer);
+            if let Err(Error::NonFiniteEvaluation { .. }) = evaluated {
+                self.set_aside_last()?;
+            }
+            let (loss, scores) = evaluated?;
+            metrics = self.pending.take().expect("just inserted");
+            (metrics.val_loss, metrics.scores) = (Some(loss), scores);
         }
         self.record_plans()?;
         self.metrics.append(&metrics)?;
@@ -325,7 +332,7 @@ impl Run {
         metrics: &StepMetrics,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
-        let &StepMetrics { step, loss, val_loss, .. } = metrics;
+        let &StepMetrics { step, val_loss, .. } = metrics;
         let mut is_best = false;
         if let Some(loss) = val_loss {
             self.log.line(&format!("step {step}: validation loss {loss:.4}"))?;
@@ -354,11 +361,6 @@ impl Run {
                 100.0 * share
             );
             self.report(line, observer)?;
-        }
-        if let Some(spike) = self.spikes.next(loss) {
-            let &RunConfig { spike_z: allowed, spike_window: window, .. } = &self.config.run;
-            let Spike { z, mean } = spike;
-            return Err(Error::Spike { step, loss, z, allowed, mean, window, kept: None });
         }
         if self.saves_after(step) || is_best && self.config.run.keep_best {
             self.save()?;
@@ -398,13 +400,24 @@ impl Run {
             return Err(Error::NonFiniteEvaluation { step, loss, kept: None });
         }
         drop(windows);
-        let mut show = |done, of| observer.working(Part::Evaluation, done, of);
+        let mut show = |done, of| observer.working(Part::Translation, done, of);
         if step == self.config.steps
             && let Some(bleu) = self.data.bleu(&mut self.trainer, &mut show)?
         {
             scores.insert("bleu".to_owned(), bleu);
         }
         Ok((loss, scores))
+    }
+
+    /// The next step, with its metrics; fails after one whose loss is a spike.
+    fn checked_step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
+        let metrics = self.step(observer)?;
+        let &StepMetrics { step, loss, .. } = &metrics;
+        let Some(Spike { z, mean }) = self.spikes.next(loss) else { return Ok(metrics) };
+        self.metrics.append(&metrics)?;
+        observer.stepped(&metrics);
+        let &RunConfig { spike_z: allowed, spike_window: window, .. } = &self.config.run;
+        Err(Error::Spike { step, loss, z, allowed, mean, window, kept: None })
     }
 
     /// One optimizer step, taken or skipped.

@@ -181,8 +181,14 @@ fn a_run_whose_observer_panicked_must_be_resumed() {
     assert!(catch_unwind(panics).is_err());
     assert!(problem(run.train(&mut ())).contains("resume the run"));
     drop(run);
-    Run::resume(&path, &Resume::default()).unwrap().train(&mut ()).unwrap();
-    assert_eq!(MetricsLog::read(&path.join("metrics.jsonl")).unwrap().len(), 2);
+    // The checkpoint that was due did not wait for the evaluation.
+    let log = std::fs::read_to_string(path.join("log.txt")).unwrap();
+    assert!(log.contains("step 2: saved "), "{log}");
+    let mut run = Run::resume(&path, &Resume::default()).unwrap();
+    assert_eq!(run.trainer().step(), 2);
+    run.train(&mut ()).unwrap();
+    let metrics = MetricsLog::read(&path.join("metrics.jsonl")).unwrap();
+    assert!(metrics.len() == 2 && metrics[1].val_loss.is_some(), "{metrics:?}");
 }
 
 #[test]
