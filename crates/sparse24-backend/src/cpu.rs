@@ -177,7 +177,7 @@ impl Backend for CpuBackend {
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        check::floats("report", losses)?;
+        check::f32s("report", losses)?;
         let losses = self.buffers.view(losses).iter().copied().collect();
         Ok(StepReport { losses, grad_norm: self.grad_norm, non_finite: self.non_finite.take() })
     }

@@ -302,7 +302,7 @@ impl Backend for CudaBackend {
     }
 
     fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
-        check::floats("report", losses)?;
+        check::f32s("report", losses)?;
         // Losses and health side by side, so that the host waits once.
         let (losses, health) = (self.buffers.floats(losses).as_bytes(), self.health.as_bytes());
         let ([rows, columns], [_, words]) = (losses.shape(), health.shape());

@@ -14,6 +14,17 @@ pub enum DType {
     U32,
 }
 
+impl DType {
+    /// The elements in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Activation => "activations",
+            Self::U32 => "ids",
+        }
+    }
+}
+
 /// The purpose of memory; reports of memory use group by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Region {

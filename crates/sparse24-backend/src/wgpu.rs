@@ -236,7 +236,7 @@ impl Backend for WgpuBackend {
     }
 
     fn start_report(&mut self, losses: Tensor) -> Result<PendingReport, Error> {
-        check::floats("report", losses)?;
+        check::f32s("report", losses)?;
         let copied = self.gpu.copy_out(&[self.buffers.matrix(losses), self.health])?;
         self.gpu.upload(self.health, &Health::SOUND)?;
         Ok(Box::new(|_| read_report(copied)))

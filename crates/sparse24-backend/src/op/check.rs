@@ -33,9 +33,17 @@ pub(crate) fn shape(
     Err(Error::Operand { operation, operand, expected, found })
 }
 
+/// The types of floats, which the host reads and writes alike.
+const FLOATS: &[DType] = &[DType::F32, DType::Activation];
+
 /// Checks that a tensor holds floats.
 pub(crate) fn floats(operation: &'static str, t: Tensor) -> Result<(), Error> {
-    Operands::of(operation).input("the tensor", t, t.shape).map(drop)
+    Operands::of(operation).floats("the tensor", Some(t), t.shape, FLOATS).map(drop)
+}
+
+/// Checks that a tensor holds f32.
+pub(crate) fn f32s(operation: &'static str, t: Tensor) -> Result<(), Error> {
+    Operands::of(operation).input_f32("the tensor", t, t.shape).map(drop)
 }
 
 /// Checks that a tensor holds ids, without gaps.
@@ -45,8 +53,8 @@ pub(crate) fn ids(operation: &'static str, t: Tensor) -> Result<(), Error> {
 
 /// Checks the operands of a distance.
 pub(crate) fn distance(a: Tensor, b: Tensor) -> Result<(), Error> {
-    let operands = Operands::of("l1 distance").input("a", a, a.shape)?;
-    operands.input("b", b, a.shape).map(drop)
+    let operands = Operands::of("l1 distance").input_f32("a", a, a.shape)?;
+    operands.input_f32("b", b, a.shape).map(drop)
 }
 
 /// Checks that there are masks of this shape.
@@ -70,10 +78,10 @@ pub(crate) fn table(table: &[OptimizerEntry]) -> Result<(), Error> {
         let OptimizerEntry { weight, gradient, first_moment, second_moment, .. } = *entry;
         let expected = weight.shape;
         let operands = Operands::of(OPERATION)
-            .output("weight", weight, expected)?
-            .output("first moment", first_moment, expected)?
-            .output("second moment", second_moment, expected)?
-            .input("gradient", gradient, expected)?;
+            .output_f32("weight", weight, expected)?
+            .output_f32("first moment", first_moment, expected)?
+            .output_f32("second moment", second_moment, expected)?
+            .input_f32("gradient", gradient, expected)?;
         let gaps = |t: &Tensor| !t.is_dense();
         if operands.outputs.iter().flatten().any(gaps) || gaps(&gradient) {
             return Err(refused(OPERATION, "a tensor has gaps between its rows"));
@@ -99,31 +107,69 @@ impl Operands {
         Self { operation, outputs: [None; 5] }
     }
 
-    /// A tensor of floats that is overwritten or added to.
+    /// A tensor that is overwritten or added to.
+    fn written(mut self, t: Option<Tensor>) -> Self {
+        let free = self.outputs.iter_mut().find(|t| t.is_none());
+        *free.expect("an operation has at most five outputs") = t;
+        self
+    }
+
+    /// Activations that are written.
     fn output(
-        mut self,
+        self,
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
     ) -> Result<Self, Error> {
         let t = t.into();
-        self = self.input(operand, t, expected)?;
-        let free = self.outputs.iter_mut().find(|t| t.is_none());
-        *free.expect("an operation has at most five outputs") = t;
-        Ok(self)
+        Ok(self.input(operand, t, expected)?.written(t))
     }
 
-    /// A tensor of floats that is read, in no buffer of an output.
+    /// A tensor of f32 that is written.
+    fn output_f32(
+        self,
+        operand: &'static str,
+        t: impl Into<Option<Tensor>>,
+        expected: [usize; 2],
+    ) -> Result<Self, Error> {
+        let t = t.into();
+        Ok(self.input_f32(operand, t, expected)?.written(t))
+    }
+
+    /// Activations that are read.
     fn input(
         self,
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
     ) -> Result<Self, Error> {
-        let Some(t) = t.into() else { return Ok(self) };
+        self.floats(operand, t.into(), expected, &[DType::Activation])
+    }
+
+    /// A tensor of f32 that is read.
+    fn input_f32(
+        self,
+        operand: &'static str,
+        t: impl Into<Option<Tensor>>,
+        expected: [usize; 2],
+    ) -> Result<Self, Error> {
+        self.floats(operand, t.into(), expected, &[DType::F32])
+    }
+
+    /// A tensor of one of these types, in no buffer of an output.
+    fn floats(
+        self,
+        operand: &'static str,
+        t: Option<Tensor>,
+        expected: [usize; 2],
+        types: &[DType],
+    ) -> Result<Self, Error> {
+        let Some(t) = t else { return Ok(self) };
         shape(self.operation, operand, expected, t.shape)?;
-        if t.dtype == DType::U32 {
-            return Err(refused(self.operation, format_args!("{operand} holds ids, not floats")));
+        if !types.contains(&t.dtype) {
+            let (held, needed) = (t.dtype.words(), types[0].words());
+            let problem = format_args!("{operand} holds {held}, not {needed}");
+            return Err(refused(self.operation, problem));
         }
         if self.outputs.iter().flatten().any(|output| output.buffer == t.buffer) {
             let problem = format_args!("{operand} is in the buffer of another output");
@@ -132,9 +178,9 @@ impl Operands {
         Ok(self)
     }
 
-    /// An input, or the output of this shape itself.
+    /// An input like this output, or the output itself.
     fn in_place(self, operand: &'static str, t: Tensor, out: Tensor) -> Result<Self, Error> {
-        if t == out { Ok(self) } else { self.input(operand, t, out.shape) }
+        if t == out { Ok(self) } else { self.floats(operand, Some(t), out.shape, &[out.dtype]) }
     }
 
     /// A tensor of u32, without gaps.
@@ -146,12 +192,16 @@ impl Operands {
     ) -> Result<Self, Error> {
         let Some(t) = t.into() else { return Ok(self) };
         shape(self.operation, operand, expected, t.shape)?;
-        let problem = match t.dtype {
-            DType::U32 if t.is_dense() => return Ok(self),
-            DType::U32 => "has gaps between its rows",
-            DType::F32 | DType::Activation => "holds floats, not ids",
-        };
-        Err(refused(self.operation, format_args!("{operand} {problem}")))
+        match t.dtype {
+            DType::U32 if t.is_dense() => Ok(self),
+            DType::U32 => {
+                Err(refused(self.operation, format_args!("{operand} has gaps between its rows")))
+            }
+            other => {
+                let problem = format_args!("{operand} holds {}, not ids", other.words());
+                Err(refused(self.operation, problem))
+            }
+        }
     }
 }
 
@@ -181,12 +231,14 @@ impl Op<'_> {
 impl SparseOp<'_> {
     fn check(&self) -> Result<(), Error> {
         match self {
-            Self::MaskSearch(op) => floats("mask search", op.w),
-            Self::CompressWeight(op) => floats("compress weight", op.w),
-            Self::MvueCompress(op) => floats("mvue compress", op.dz),
+            Self::MaskSearch(op) => f32s("mask search", op.w),
+            Self::CompressWeight(op) => f32s("compress weight", op.w),
+            Self::MvueCompress(op) => {
+                Operands::of("mvue compress").input("dz", op.dz, op.dz.shape).map(drop)
+            }
             Self::PermutedMask(PermutedMask { w, order, .. }) => {
                 const OPERATION: &str = "permuted mask";
-                floats(OPERATION, *w)?;
+                f32s(OPERATION, *w)?;
                 shape(OPERATION, "order", [1, w.shape[0]], [1, order.len()])?;
                 let mut seen = vec![false; order.len()];
                 for &row in *order {
@@ -208,13 +260,14 @@ impl UpdateOp<'_> {
         let of = Operands::of;
         let checked = match self {
             Self::Copy(op) => {
-                of("copy").output("to", op.to, op.to.shape)?.input("from", op.from, op.to.shape)
+                let operands = of("copy").floats("to", Some(op.to), op.to.shape, FLOATS)?;
+                operands.written(Some(op.to)).floats("from", Some(op.from), op.to.shape, FLOATS)
             }
-            Self::Fill(op) => of("fill").output("to", op.to, op.to.shape),
+            Self::Fill(op) => of("fill").floats("to", Some(op.to), op.to.shape, FLOATS),
             Self::MovingAverage(op) => {
                 let expected = op.average.shape;
-                let operands = of("moving average").output("average", op.average, expected)?;
-                operands.input("w", op.w, expected)
+                let operands = of("moving average").output_f32("average", op.average, expected)?;
+                operands.input_f32("w", op.w, expected)
             }
             // Their table was checked when it was allocated.
             Self::GradNorm(_) | Self::OptimizerStep(_) => return Ok(()),
@@ -233,15 +286,15 @@ impl DenseOp {
                     of("linear forward")
                         .output("z", op.z, [p, r])?
                         .input("x", op.x, [p, q])?
-                        .input("weight", dense(op.weight), [r, q])?
-                        .input("bias", op.bias, [1, r])
+                        .input_f32("weight", dense(op.weight), [r, q])?
+                        .input_f32("bias", op.bias, [1, r])
                 }
                 Self::LinearDgrad(op) => {
                     let ([p, r], q) = (op.dz.shape, op.dx.shape[1]);
                     of("linear dgrad")
                         .output("dx", op.dx, [p, q])?
                         .input("dz", op.dz, [p, r])?
-                        .input("weight", dense(op.weight), [r, q])
+                        .input_f32("weight", dense(op.weight), [r, q])
                 }
                 Self::LinearWgrad(op) => {
                     let (p, [r, q]) = (op.x.shape[0], op.dw.shape);
@@ -249,14 +302,13 @@ impl DenseOp {
                         Gradient::Dense(t) => Some(t),
                         Gradient::Sampled(_) => None,
                     };
-                    of("linear wgrad").output("dw", op.dw, [r, q])?.input("x", op.x, [p, q])?.input(
-                        "dz",
-                        dz,
-                        [p, r],
-                    )
+                    of("linear wgrad")
+                        .output_f32("dw", op.dw, [r, q])?
+                        .input("x", op.x, [p, q])?
+                        .input("dz", dz, [p, r])
                 }
                 Self::BiasGrad(op) => {
-                    let operands = of("bias grad").output("db", op.db, [1, op.dz.shape[1]])?;
+                    let operands = of("bias grad").output_f32("db", op.db, [1, op.dz.shape[1]])?;
                     operands.input("dz", op.dz, op.dz.shape)
                 }
                 Self::ActivationForward(op) => {
@@ -273,36 +325,37 @@ impl DenseOp {
                         .input("z", op.z, z)
                 }
                 Self::Add(op) => {
-                    let expected = op.out.shape;
+                    let (out, expected) = (op.out, op.out.shape);
                     of("add")
-                        .output("out", op.out, expected)?
-                        .in_place("x", op.x, op.out)?
-                        .input("delta", op.delta, expected)
+                        .floats("out", Some(out), expected, FLOATS)?
+                        .written(Some(out))
+                        .in_place("x", op.x, out)?
+                        .floats("delta", Some(op.delta), expected, &[out.dtype])
                 }
                 Self::NormForward(op) => {
                     let [p, d] = op.x.shape;
                     of("norm forward")
                         .output("y", op.y, [p, d])?
-                        .output("stats", op.stats, [p, 2])?
+                        .output_f32("stats", op.stats, [p, 2])?
                         .input("x", op.x, [p, d])?
-                        .input("gamma", op.gamma, [1, d])?
-                        .input("beta", op.beta, [1, d])
+                        .input_f32("gamma", op.gamma, [1, d])?
+                        .input_f32("beta", op.beta, [1, d])
                 }
                 Self::NormBackward(op) => {
                     let [p, d] = op.dy.shape;
                     of("norm backward")
                         .output("dx", op.dx, [p, d])?
-                        .output("dgamma", op.dgamma, [1, d])?
-                        .output("dbeta", op.dbeta, [1, d])?
+                        .output_f32("dgamma", op.dgamma, [1, d])?
+                        .output_f32("dbeta", op.dbeta, [1, d])?
                         .input("dy", op.dy, [p, d])?
                         .input("x", op.x, [p, d])?
-                        .input("stats", op.stats, [p, 2])?
-                        .input("gamma", op.gamma, [1, d])
+                        .input_f32("stats", op.stats, [p, 2])?
+                        .input_f32("gamma", op.gamma, [1, d])
                 }
                 Self::AttentionForward(op) => {
                     let [o, _, lse] = attended(op);
                     let operands = of("attention forward").output("o", op.o, o)?;
-                    attention(operands.output("lse", op.lse, lse)?, op)
+                    attention(operands.output_f32("lse", op.lse, lse)?, op)
                 }
                 Self::AttentionBackward(op) => return attention_backward(op),
                 Self::EmbedForward(EmbedForward(op)) => {
@@ -310,14 +363,14 @@ impl DenseOp {
                     of("embed forward")
                         .output("rows", op.rows, rows)?
                         .ids("tokens", op.tokens, tokens)?
-                        .input("token table", op.token_table, table)?
-                        .input("position table", op.position_table, positions)
+                        .input_f32("token table", op.token_table, table)?
+                        .input_f32("position table", op.position_table, positions)
                 }
                 Self::EmbedBackward(EmbedBackward(op)) => {
                     let ([tokens, table, positions], rows) = (embedded(op), op.rows.shape);
                     of("embed backward")
-                        .output("token table", op.token_table, table)?
-                        .output("position table", op.position_table, positions)?
+                        .output_f32("token table", op.token_table, table)?
+                        .output_f32("position table", op.position_table, positions)?
                         .ids("tokens", op.tokens, tokens)?
                         .input("rows", op.rows, rows)
                 }
@@ -327,8 +380,8 @@ impl DenseOp {
                     of("logits")
                         .output("out", op.out, [p, v])?
                         .input("x", op.x, [p, d])?
-                        .input("embedding", op.embedding, [v, d])?
-                        .input("bias", op.bias, [1, v])
+                        .input_f32("embedding", op.embedding, [v, d])?
+                        .input_f32("bias", op.bias, [1, v])
                 }
                 Self::Dropout(DropoutOp { x, out, .. })
                 | Self::DropSequences(DropSequences { x, out, .. }) => {
@@ -350,13 +403,13 @@ impl DenseOp {
                         .ids("rows", op.rows, [n, 1])
                 }
                 Self::Scale(op) => of("scale")
-                    .output("out", op.out, op.x.shape)?
-                    .input("x", op.x, op.x.shape)?
-                    .input("scale", op.scale, [1, 1]),
+                    .output_f32("out", op.out, op.x.shape)?
+                    .input_f32("x", op.x, op.x.shape)?
+                    .input_f32("scale", op.scale, [1, 1]),
                 Self::ScaleGrad(op) => of("scale grad")
-                    .output("ds", op.ds, [1, 1])?
-                    .input("x", op.x, op.x.shape)?
-                    .input("dout", op.dout, op.x.shape),
+                    .output_f32("ds", op.ds, [1, 1])?
+                    .input_f32("x", op.x, op.x.shape)?
+                    .input_f32("dout", op.dout, op.x.shape),
             };
         checked.map(drop)
     }
@@ -402,7 +455,7 @@ fn attention_backward(op: &AttentionBackward) -> Result<(), Error> {
             .output(operand, t, expected)?
             .input("d_o", op.d_o, queries)?
             .input("o", op.forward.o, queries)?
-            .input("lse", op.forward.lse, lse)?;
+            .input_f32("lse", op.forward.lse, lse)?;
         attention(operands, &op.forward)?;
     }
     let follows = |left: Tensor, t: Tensor| {
@@ -431,17 +484,17 @@ fn head_loss(op: &HeadLoss) -> Result<(), Error> {
     let of = op.gradients;
     Operands::of(OPERATION)
         .output("logits", op.logits, [chunk.max(needed), outputs])?
-        .output("loss", op.loss, [1, 1])?
+        .output_f32("loss", op.loss, [1, 1])?
         .output("dx", of.map(|of| of.dx), [p, d])?
-        .output("dembedding", of.map(|of| of.dembedding), [v, d])?
-        .output("dbias", of.and_then(|of| of.dbias), [1, v])?
+        .output_f32("dembedding", of.map(|of| of.dembedding), [v, d])?
+        .output_f32("dbias", of.and_then(|of| of.dbias), [1, v])?
         .input("x", op.x, [p, d])?
-        .input("embedding", op.embedding, [v, d])?
-        .input("bias", op.bias, [1, v])?
+        .input_f32("embedding", op.embedding, [v, d])?
+        .input_f32("bias", op.bias, [1, v])?
         .ids("targets", op.targets, [p, 1])?;
     match op.kind {
         TargetLoss::CrossEntropy { mixed: Some(mixed), .. } => {
-            let operands = Operands::of(OPERATION).input("shares", mixed.shares, [p, 1])?;
+            let operands = Operands::of(OPERATION).input_f32("shares", mixed.shares, [p, 1])?;
             operands.ids("second targets", mixed.targets, [p, 1])?;
             match mixed.shares.is_dense() {
                 true => Ok(()),
