@@ -35,23 +35,22 @@ fn norm_backward(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let row = flat(id, groups, 1u);
-    if row >= c.rows {
-        return;
-    }
+    // No return: outside of branches, a software adapter reads shared values faster.
+    let columns = select(0u, c.columns, row < c.rows);
     let start = c.x_offset + row * c.x_stride;
     let upper = c.dy_offset + row * c.dy_stride;
     let mean = stats[c.stats_offset + row * c.stats_stride];
     let rstd = stats[c.stats_offset + row * c.stats_stride + 1u];
     var sum = 0.0;
     var along = 0.0;
-    for (var j = lane; j < c.columns; j += 64u) {
+    for (var j = lane; j < columns; j += 64u) {
         let g = dy[upper + j] * gamma[c.gamma_offset + j];
         sum += g;
         along += g * ((x[start + j] - mean) * rstd);
     }
     let mean_g = workgroup_sum(lane, sum) / f32(c.columns);
     let mean_gn = workgroup_sum(lane, along) / f32(c.columns);
-    for (var j = lane; j < c.columns; j += 64u) {
+    for (var j = lane; j < columns; j += 64u) {
         let g = dy[upper + j] * gamma[c.gamma_offset + j];
         let dx = rstd * (g - mean_g - (x[start + j] - mean) * rstd * mean_gn);
         let to = c.dx_offset + row * c.dx_stride + j;

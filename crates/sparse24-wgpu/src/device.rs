@@ -112,7 +112,9 @@ impl Device {
         let of_loss = failure.clone();
         device.set_device_lost_callback(move |_, message| {
             // Running out of memory for anything but a buffer loses the device.
-            let of_memory = message.to_lowercase().contains("out of memory");
+            let lower = message.to_lowercase();
+            let of_memory =
+                ["out of memory", "not enough memory"].iter().any(|m| lower.contains(m));
             let other = || Failure::Other(Error::Lost(message));
             of_loss.report(if of_memory { Failure::Memory } else { other() });
         });
@@ -142,6 +144,11 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> String {
         described(&self.info)
+    }
+
+    /// Whether the adapter runs on the CPU.
+    pub(crate) fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
     }
 
     /// A handle that waits for the copies of this device.

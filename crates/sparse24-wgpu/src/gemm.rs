@@ -1,9 +1,9 @@
 //! Dense products: the three products of a linear layer.
 //!
 //! Shapes are `[rows, columns]`, with p tokens, q in-features and r out-features. Each element is
-//! one sum over ascending k, so its bits do not depend on the size of the output tile on the
-//! adapters tested, lavapipe and NVIDIA's. WGSL lets a compiler fuse multiply-adds differently in
-//! each kernel.
+//! one sum over ascending k, so its bits do not depend on the kernel on the adapters tested,
+//! lavapipe and NVIDIA's, except where a software adapter adds to C: its sums begin with C. WGSL
+//! lets a compiler fuse multiply-adds differently in each kernel.
 
 use sparse24_core::op::Accumulate;
 
@@ -16,12 +16,80 @@ use crate::{
 #[cfg(test)]
 mod speed;
 
-/// Rows and columns of an output tile, the part of C that a workgroup computes. The larger size
-/// reads less, but only a large product has enough such tiles to occupy a GPU.
-const TILE: usize = 64;
-const LARGE_TILE: usize = 128;
 /// Number of large output tiles that occupies an H100 or H200, of 132 multiprocessors.
 const ENOUGH: usize = 256;
+
+/// A kernel for products.
+#[derive(Debug)]
+pub(crate) struct Product {
+    kernel: &'static Kernel,
+    /// Rows and columns of an output tile, the part of C that a workgroup computes.
+    tile: [usize; 2],
+    /// The values of k of a call, if one call is not enough.
+    depth: Option<usize>,
+}
+
+impl Product {
+    const fn square(kernel: &'static Kernel, side: usize) -> Self {
+        Self { kernel, tile: [side; 2], depth: None }
+    }
+
+    /// Number of output tiles.
+    fn tiles(&self, [m, n]: [usize; 2]) -> usize {
+        m.div_ceil(self.tile[0]) * n.div_ceil(self.tile[1])
+    }
+
+    /// Whether a product consists of whole tiles and calls, in a grid of one dimension.
+    fn fits(&self, [m, n, k]: [usize; 3]) -> bool {
+        let is_whole = |extent: usize, part: usize| extent > 0 && extent.is_multiple_of(part);
+        is_whole(m, self.tile[0])
+            && is_whole(n, self.tile[1])
+            && self.depth.is_none_or(|depth| is_whole(k, depth))
+            && self.tiles([m, n]) <= kernels::MOST_GROUPS as usize
+    }
+
+    /// Runs all calls of a product; the constants begin with m, n and k.
+    fn run(
+        &self,
+        device: &mut Device,
+        operands: [Matrix; 4],
+        constants: &[u32],
+    ) -> Result<(), Error> {
+        let (groups, k) = (self.tiles(operands[3].shape), constants[2].max(1));
+        for first in (0..k).step_by(self.depth.unwrap_or(k as usize)) {
+            device.run(self.kernel, operands, &[constants, &[first]].concat(), groups)?;
+        }
+        Ok(())
+    }
+}
+
+static SINGLES: Product = Product::square(&kernels::GEMM, 64);
+static FOURS: Product = Product::square(&kernels::GEMM_FOURS, 64);
+/// Reads less than [`FOURS`], but only a large product has enough such tiles to occupy a GPU.
+static LARGE: Product = Product::square(&kernels::GEMM_LARGE, 128);
+/// For adapters that run on a CPU.
+static SOFTWARE: Product =
+    Product { kernel: &kernels::GEMM_SOFTWARE, tile: [32, 128], depth: Some(64) };
+
+/// All kernels for products that a device uses.
+pub(crate) fn products(device: &Device) -> [&'static Product; 3] {
+    [&SINGLES, &FOURS, if device.is_software() { &SOFTWARE } else { &LARGE }]
+}
+
+/// The kernel for a product.
+fn chosen(device: &Device, k: usize, [a, b, out]: [Matrix; 3]) -> &'static Product {
+    let [m, n] = out.shape;
+    let is_large = match device.is_software() {
+        true => out.has_fours() && SOFTWARE.fits([m, n, k]),
+        false => LARGE.tiles([m, n]) >= ENOUGH,
+    };
+    let [singles, fours, large] = products(device);
+    match a.has_fours() && b.has_fours() {
+        false => singles,
+        true if is_large => large,
+        true => fours,
+    }
+}
 
 /// Offset of an operand, and its strides in elements from one row and one column to the next.
 fn steps(m: Matrix, transposed: Transposed) -> [u32; 3] {
@@ -37,26 +105,6 @@ fn steps(m: Matrix, transposed: Transposed) -> [u32; 3] {
 enum Transposed {
     No,
     Yes,
-}
-
-/// A product kernel, and the side of its output tiles.
-pub(crate) type Tiled = (&'static Kernel, usize);
-pub(crate) static KERNELS: [Tiled; 3] =
-    [(&kernels::GEMM, TILE), (&kernels::GEMM_FOURS, TILE), (&kernels::GEMM_LARGE, LARGE_TILE)];
-
-/// The kernel for a product.
-fn chosen([m, n]: [usize; 2], a: Matrix, b: Matrix) -> Tiled {
-    let [singles, fours, large] = KERNELS;
-    match a.has_fours() && b.has_fours() {
-        false => singles,
-        true if tiles([m, n], LARGE_TILE) < ENOUGH => fours,
-        true => large,
-    }
-}
-
-/// Number of output tiles.
-fn tiles([m, n]: [usize; 2], side: usize) -> usize {
-    m.div_ceil(side) * n.div_ceil(side)
 }
 
 /// Checks the operands of a product, and returns the constants of its kernel.
@@ -103,21 +151,20 @@ fn gemm(
 ) -> Result<(), Error> {
     let constants = constants(a, b, bias, out, accumulate)?;
     let (a, b) = (a.0, b.0);
-    let (kernel, side) = chosen(out.shape, a, b);
-    let operands = [a, b, bias.unwrap_or(b), out];
-    device.run(kernel, operands, &constants, tiles(out.shape, side))
+    let product = chosen(device, constants[2] as usize, [a, b, out]);
+    product.run(device, [a, b, bias.unwrap_or(b), out], &constants)
 }
 
-/// out = W W^T by this kernel: w `[r, q]`, out `[r, r]`.
+/// out = W W^T by this kernel, which it must fit: w `[r, q]`, out `[r, r]`.
 pub(crate) fn square(
     device: &mut Device,
-    (kernel, side): Tiled,
+    product: &Product,
     w: Matrix,
     out: Matrix,
 ) -> Result<(), Error> {
     let (of_w, transposed) = ((w, Transposed::No), (w, Transposed::Yes));
     let constants = constants(of_w, transposed, None, out, Accumulate::Overwrite)?;
-    device.run(kernel, [w, w, w, out], &constants, tiles(out.shape, side))
+    product.run(device, [w, w, w, out], &constants)
 }
 
 /// Z = X W^T + b: x `[p, q]`, w `[r, q]`, bias `[1, r]`, z `[p, r]`.

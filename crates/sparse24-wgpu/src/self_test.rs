@@ -86,9 +86,9 @@ pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let bits: Vec<u32> = integers.iter().map(|x| x.to_bits()).collect();
     device.upload(w, &bits)?;
     let expected = integers.dot(&integers.t());
-    for kernel in gemm::KERNELS {
+    for product in gemm::products(device) {
         let out = device.realloc(out, "self-test", [SIDE, SIDE])?;
-        gemm::square(device, kernel, w, out)?;
+        gemm::square(device, product, w, out)?;
         let copied = device.copy_out(&[out])?;
         device.arrivals().all().await;
         let found = copied.read()?.swap_remove(0);

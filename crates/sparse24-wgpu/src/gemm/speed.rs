@@ -6,10 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Accumulate, Device, Kernel, LARGE_TILE, Matrix, TILE, Transposed, chosen, constants, kernels,
-    tiles,
-};
+use super::{Accumulate, Device, FOURS, Kernel, Matrix, Transposed, chosen, constants, products};
 use crate::{device::tests::open, elementwise::copy};
 
 /// The shortest time of a call, in batches of about 50 ms.
@@ -25,11 +22,13 @@ fn time(device: &mut Device, mut call: impl FnMut(&mut Device)) -> Duration {
     (0..8).map(|_| batch(times)).min().unwrap()
 }
 
-/// Times and compares both sizes of the output tile, for the products of a layer of these models:
+/// Times and compares both kernels with vec4 loads, for the products of a layer of these models:
 /// tokens, d_model and d_ff.
 fn compare(models: &[(&str, [usize; 3])]) {
     let Some(mut device) = open() else { return };
-    println!("\n{}; TFLOP/s with output tiles of 64x64 and 128x128", device.name());
+    let [_, _, large] = products(&device);
+    let [rows, columns] = large.tile;
+    println!("\n{}; TFLOP/s with output tiles of 64x64 and {rows}x{columns}", device.name());
     for &(model, [p, d, ff]) in models {
         let weights = [("qkv", d, 3 * d), ("out", d, d), ("up", d, ff), ("down", ff, d)];
         let (mut sums, mut used) = ([Duration::ZERO; 2], Duration::ZERO);
@@ -50,25 +49,23 @@ fn compare(models: &[(&str, [usize; 3])]) {
             ];
             for ((pass, [a, b]), out) in passes.into_iter().zip(outs) {
                 let constants = constants(a, b, None, out, Accumulate::Overwrite).unwrap();
-                let sizes = [(&kernels::GEMM_FOURS, TILE), (&kernels::GEMM_LARGE, LARGE_TILE)];
-                let timed = sizes.map(|(kernel, side)| {
-                    let groups = tiles(out.shape, side);
+                let timed = [&FOURS, large].map(|product| {
                     let taken = time(&mut device, |device| {
-                        device.run(kernel, [a.0, b.0, b.0, out], &constants, groups).unwrap();
+                        product.run(device, [a.0, b.0, b.0, out], &constants).unwrap();
                     });
                     (taken, device.download(out).unwrap())
                 });
                 let [small, large] = timed;
                 assert!(small.1 == large.1, "{model} {name} {pass}: the bits differ");
                 let times = [small.0, large.0];
-                let is_large = chosen(out.shape, a.0, b.0).1 == LARGE_TILE;
+                let chosen = chosen(&device, constants[2] as usize, [a.0, b.0, out]);
                 sums = [0, 1].map(|i| sums[i] + times[i]);
-                used += times[usize::from(is_large)];
-                let [small, large] = times.map(|t| 2e-12 * (p * q * r) as f64 / t.as_secs_f64());
+                used += times[usize::from(chosen.tile == large.tile)];
+                let [small, other] = times.map(|t| 2e-12 * (p * q * r) as f64 / t.as_secs_f64());
                 println!(
-                    "{model:13} {name:4} {pass:7} {:5} large: {small:8.4} {large:8.4}, used {}",
-                    tiles(out.shape, LARGE_TILE),
-                    if is_large { LARGE_TILE } else { TILE },
+                    "{model:13} {name:4} {pass:7} {:5} large: {small:8.4} {other:8.4}, used {:?}",
+                    large.tiles(out.shape),
+                    chosen.tile,
                 );
             }
             for matrix in [x, w, z].into_iter().chain(outs) {
@@ -76,7 +73,7 @@ fn compare(models: &[(&str, [usize; 3])]) {
             }
         }
         let [small, large] = sums;
-        println!("{model}, a layer: {small:.2?} with 64, {large:.2?} with 128, {used:.2?} as used");
+        println!("{model}, a layer: {small:.2?} small, {large:.2?} large, {used:.2?} as used");
     }
 }
 
@@ -94,7 +91,7 @@ fn output_tiles_of_gpt2() {
 
 /// A kernel that adds products to `rows` x `columns` sums per invocation, with operands that stay
 /// in registers, or that are read from workgroup memory by fours.
-fn products([rows, columns]: [usize; 2], reads: bool) -> String {
+fn source([rows, columns]: [usize; 2], reads: bool) -> String {
     let each = |n: usize, of: &dyn Fn(usize) -> String| (0..n).map(of).collect::<String>();
     let sums = |of: &dyn Fn(usize, usize) -> String| each(rows, &|i| each(columns, &|j| of(i, j)));
     let step = |k: usize| {
@@ -141,7 +138,7 @@ fn floor_of_a_step() {
     let out = device.alloc("out", [1, 64], "test").unwrap();
     for (reads, from) in [(false, "registers"), (true, "workgroup memory")] {
         for size in [[4, 4], [4, 8], [8, 8], [8, 16], [16, 16]] {
-            let source = products(size, reads).leak();
+            let source = source(size, reads).leak();
             let kernel = Kernel { name: "products", source, inputs: 0, outputs: 1 };
             let kernel: &'static Kernel = Box::leak(Box::new(kernel));
             let taken = time(&mut device, |device| {
