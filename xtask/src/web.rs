@@ -14,14 +14,18 @@ const MOST: usize = 1_500_000;
 
 pub(crate) fn build() -> Result<ExitCode> {
     let root = root()?;
+    // Before the long build.
+    for tool in ["wasm-bindgen", "gzip"] {
+        output(Command::new(tool).arg("--version"), root).map_err(|error| {
+            format!("{error}; crates/sparse24-web/README.md says which tools the page needs")
+        })?;
+    }
     let (built, out) = (root.join("target").join(TARGET).join("release"), root.join("target/web"));
     let build = ["build", "--release", "--package", "sparse24-web", "--lib", "--target", TARGET];
     output(Command::new("cargo").args(build), root)?;
     let bind = ["--target", "no-modules", "--no-typescript", "--out-name", "page", "--out-dir"];
     let wasm = built.join("sparse24_web.wasm");
-    output(Command::new("wasm-bindgen").args(bind).arg(&out).arg(wasm), root).map_err(|error| {
-        format!("{error}; crates/sparse24-web/README.md says how to install wasm-bindgen")
-    })?;
+    output(Command::new("wasm-bindgen").args(bind).arg(&out).arg(wasm), root)?;
     let read = |name: &str| fs::read_to_string(root.join("crates/sparse24-web/page").join(name));
     let wasm = fs::read(out.join("page_bg.wasm"))?;
     let script = format!(
@@ -36,8 +40,7 @@ pub(crate) fn build() -> Result<ExitCode> {
     let path = out.join("index.html");
     fs::write(&path, page)?;
     let bound = out.join("page_bg.wasm");
-    let zipped = Command::new("gzip").args(["-9", "-c"]).arg(bound).output();
-    let zipped = zipped.map_err(|error| format!("gzip: {error}"))?;
+    let zipped = Command::new("gzip").args(["-9", "-c"]).arg(bound).output()?;
     if !zipped.status.success() {
         return Err(format!("gzip: {}", zipped.status).into());
     }

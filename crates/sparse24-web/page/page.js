@@ -5,7 +5,8 @@ const set = (id, text) => { part(id).textContent = text; };
 const asked = new URLSearchParams(location.search);
 const seed = Number(asked.get("seed") ?? 1337);
 const isSeed = /^\d+$/.test(asked.get("seed") ?? 1337) && seed < 2 ** 32;
-let stop = Number(asked.get("stop")) || Infinity;
+const stops = asked.get("stop");
+let stop = stops === null ? Infinity : Number(stops);
 const losses = [], flips = [];
 let session, steps, masks, first, running = false, failed = false, step = 0, keptStep = 0;
 
@@ -184,12 +185,16 @@ async function open(wasm) {
     unusable(`The address has seed=${asked.get("seed")}, which is not an integer from 0 to ${2 ** 32 - 1}.`);
     return;
   }
+  if (stops !== null && !/^[1-9]\d*$/.test(stops)) {
+    unusable(`The address has stop=${stops}, which is not a number of steps.`);
+    return;
+  }
   if (!navigator.gpu) {
     unusable("WebGPU is not available here. Chrome and Edge have it from version 113, Safari from 26 and Firefox from 141, " +
       "though not on every system. The page must be a local file, or be served from localhost or over https.");
     return;
   }
-  const adapter = await navigator.gpu.requestAdapter();
+  const adapter = await navigator.gpu.requestAdapter({ powerPreference: "high-performance" });
   if (!adapter) {
     unusable("This browser has WebGPU but offers no adapter: it may block this GPU or its driver. Hardware " +
       "acceleration must be on; see chrome://gpu or about:support. Without a GPU, use the " +
@@ -215,6 +220,10 @@ async function open(wasm) {
       set("status", "Pausing");
     } else train().catch(interrupt);
   };
+  // A closed tab loses its run.
+  addEventListener("beforeunload", (event) => {
+    if (step > 0 && step < steps) event.preventDefault();
+  });
   if (stop < Infinity) await train().catch(interrupt);
 }
 

@@ -87,6 +87,7 @@ fn the_page_trains_in_a_browser() {
     let dump = OsString::from("--dump-dom");
     let older = page.replace("<main>", "<main><script>delete Navigator.prototype.gpu</script>");
     for (page, query, expected) in [
+        (&page, "stop=0", "The address has stop=0, which is not a number of steps."),
         (&older, "stop=1", "WebGPU is not available here."),
         (&page, "seed=-1", "The address has seed=-1, which is not an integer"),
     ] {

@@ -123,14 +123,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     say!(
-        "per step     {} tokens, {:.3} GFLOP, {:.0} % of it 2:4",
+        "per step     {} tokens, {:.3} GFLOP, {:.0} % of it with a 2:4 operand",
         estimate.tokens_per_step,
         estimate.flops_per_step / 1e9,
         100.0 * estimate.sparse_share
     );
     let [sparse, dense] = recipe.method.sparse_phase().product_words();
     if !sparse.is_empty() && !dense.is_empty() {
-        say!("             2:4 in {sparse}; dense in {dense}");
+        say!("             a 2:4 operand in {sparse}; dense in {dense}");
     }
     let Some(Time { gflops_measured, seconds_per_step, seconds }) = report.time else {
         return Ok(());

@@ -12,7 +12,7 @@ impl From<Refusal> for Error {
             Refusal::Shape { operation, operand, expected, found } => {
                 Self::Operand { operation, operand, expected, found }
             }
-            full @ Refusal::OutOfMemory { .. } => {
+            full @ (Refusal::OutOfMemory { .. } | Refusal::Driver(_)) if is_of_memory(&full) => {
                 Self::Device(format!("{full}; {}", less_memory(Region::Activations.name())))
             }
             lost @ Refusal::Lost(_) => Self::Device(format!(
@@ -25,6 +25,11 @@ impl From<Refusal> for Error {
     }
 }
 
+/// Whether memory ran out, by the driver's words where there is no error of its own.
+fn is_of_memory(refusal: &Refusal) -> bool {
+    refusal.to_string().to_lowercase().contains("memory")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +40,7 @@ mod tests {
         let kind = |error| Error::from(error).kind();
         assert_eq!(kind(Refusal::Invalid("x".to_owned())), ErrorKind::Contract);
         assert_eq!(kind(Refusal::Driver("x".to_owned())), ErrorKind::Device);
+        let full = Error::from(Refusal::Driver("Not enough memory left.".to_owned()));
+        assert!(full.to_string().contains("lower batch.size"), "{full}");
     }
 }

@@ -60,6 +60,16 @@ async fn adapters() -> Vec<wgpu::Adapter> {
     }
 }
 
+/// A browser shows one adapter: of two GPUs the slower one, unless it is asked for the other.
+#[cfg(target_family = "wasm")]
+async fn found() -> Vec<wgpu::Adapter> {
+    let power_preference = wgpu::PowerPreference::HighPerformance;
+    let options = wgpu::RequestAdapterOptions { power_preference, ..Default::default() };
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+    instance.request_adapter(&options).await.into_iter().collect()
+}
+
+#[cfg(not(target_family = "wasm"))]
 async fn found() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::PRIMARY;
@@ -81,6 +91,7 @@ async fn found() -> Vec<wgpu::Adapter> {
 }
 
 /// Whether two APIs list one GPU, as Vulkan and Direct3D 12 do on Windows.
+#[cfg(not(target_family = "wasm"))]
 fn is_of_another_api(info: &wgpu::AdapterInfo, other: &wgpu::AdapterInfo) -> bool {
     let place = |of: &wgpu::AdapterInfo| (of.vendor, of.device, of.device_pci_bus_id.clone());
     info.backend != other.backend && place(info) == place(other)
@@ -88,14 +99,30 @@ fn is_of_another_api(info: &wgpu::AdapterInfo, other: &wgpu::AdapterInfo) -> boo
 
 pub(super) fn described(info: &wgpu::AdapterInfo) -> String {
     let driver = [&*info.driver, &*info.driver_info].join(" ");
-    format!("{}, {:?}, {}", info.name, info.backend, driver.trim())
+    let kind = match info.device_type {
+        wgpu::DeviceType::Cpu => ", software on the CPU",
+        _ => "",
+    };
+    format!("{}, {:?}, {}{kind}", info.name, info.backend, driver.trim())
 }
 
 #[cfg(test)]
 mod tests {
     use wgpu::{AdapterInfo, Backend, DeviceType};
 
-    use super::is_of_another_api;
+    use super::{described, is_of_another_api};
+
+    #[test]
+    fn a_software_adapter_is_marked() {
+        for (kind, expected) in [
+            (DeviceType::Cpu, "llvmpipe, Vulkan, Mesa 22, software on the CPU"),
+            (DeviceType::IntegratedGpu, "llvmpipe, Vulkan, Mesa 22"),
+        ] {
+            let [name, driver] = ["llvmpipe", "Mesa 22"].map(str::to_owned);
+            let of = AdapterInfo { name, driver, ..AdapterInfo::new(kind, Backend::Vulkan) };
+            assert_eq!(described(&of), expected);
+        }
+    }
 
     #[test]
     fn a_gpu_of_two_apis_is_recognized() {
