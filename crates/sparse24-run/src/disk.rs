@@ -459,19 +459,30 @@ pub fn numbered(path: &Path) -> (PathBuf, String) {
 }
 
 /// Whether a path leads to this open file.
+///
+/// # Errors
+/// [`Error::Io`] if the path cannot be opened for another reason than that there is nothing.
 #[cfg(unix)]
-pub fn leads_to(path: &Path, file: &File) -> bool {
+pub fn leads_to(path: &Path, file: &File) -> Result<bool, Error> {
     let identity = |file: &File| {
         use std::os::unix::fs::MetadataExt;
         file.metadata().map(|found| (found.dev(), found.ino())).ok()
     };
-    open(path).is_ok_and(|(there, _)| identity(&there) == identity(file))
+    match open(path) {
+        Ok((there, _)) => Ok(identity(&there) == identity(file)),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error @ Error::Io { .. }) => Err(error),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Whether a path leads to anything: files have no identity here.
+///
+/// # Errors
+/// None.
 #[cfg(not(unix))]
-pub fn leads_to(path: &Path, _: &File) -> bool {
-    exists(path)
+pub fn leads_to(path: &Path, _: &File) -> Result<bool, Error> {
+    Ok(exists(path))
 }
 
 /// The directory that holds `path`.

@@ -64,6 +64,12 @@ impl Configure {
         self.data.as_deref()
     }
 
+    /// Whether the user sets this key by `--set`.
+    pub(crate) fn sets(&self, key: &str) -> bool {
+        let mut keys = self.settings.iter().filter_map(|setting| setting.split_once('='));
+        keys.any(|(set, _)| set.trim() == key)
+    }
+
     pub(crate) fn has_seed(&self) -> bool {
         self.seed.is_some()
     }

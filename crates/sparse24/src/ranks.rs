@@ -156,6 +156,11 @@ fn end_with(_: &str) -> Result<(), Failure> {
 }
 
 impl Member {
+    /// The number of ranks.
+    pub(crate) fn world(&self) -> usize {
+        self.group.world()
+    }
+
     /// Whether this rank has the run.
     pub(crate) fn leads(&self) -> bool {
         self.group.rank() == 0

@@ -9,7 +9,7 @@ use std::{
     fs::File,
     io::{self, Write},
     path::Path,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use prost::Message;
@@ -85,9 +85,14 @@ impl Events {
         if !disk::exists(&folder) {
             disk::create_directory(&folder).map_err(unusable)?;
         }
-        let is_first = disk::names(&folder).map_err(unusable)?.is_empty();
+        let names = disk::names(&folder).map_err(unusable)?;
+        let is_first = names.is_empty();
+        // Readers process the files in the order of their names, and clocks may go back.
+        let seconds = |name: &String| name.split('.').nth(3)?.parse::<u64>().ok();
+        let after =
+            names.iter().filter_map(seconds).max().map_or(0, |newest| newest.saturating_add(1));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Readers process the files in the order of their names.
+        let now = now.max(Duration::from_secs(after));
         let name =
             format!("events.out.tfevents.{:010}.{:09}.sparse24", now.as_secs(), now.subsec_nanos());
         let file = disk::open_as(&folder.join(name), As::New).map_err(unusable)?;

@@ -103,6 +103,12 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         check_settings(args, &config, out)?;
         return resume(out, &Resume::default(), &args.reporting, member);
     }
+    let world = member.world();
+    if world > 1 && args.configure.sets("batch.replicas") && config.batch.replicas.get() == 1 {
+        let problem =
+            format!("batch.replicas: expected a multiple of the number of ranks, {world}, found 1");
+        return Err(Failure::new(Exit::Usage, problem));
+    }
     config.check_corpus()?;
     initial.as_mut().map_or(Ok(()), |initial| initial.check(&config))?;
     let claimed = args.out.is_none().then(|| Claimed::new(&config.preset)).transpose()?;
@@ -277,9 +283,13 @@ pub(crate) fn finish(
     let ended = run.train(&mut watcher);
     watcher.progress.finish();
     // After a failure too: that is when the report is needed most.
+    let (path, report) = match run.place() {
+        Some(moved) if moved != path => (moved.clone(), moved.join(report::FILE)),
+        _ => (path, report),
+    };
+    let again = format!("`sparse24 report {}` writes one", word(&path));
     let written = if keeps_report { Ok(()) } else { report::write(&[path], &report).map(drop) };
     if let Err(error) = &written {
-        let again = format_args!("`sparse24 report {}` writes one", word(run.path()));
         note(format_args!("no report was written: {error}; {again}"));
     }
     let report = written.is_ok().then_some(report);

@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -266,7 +266,7 @@ pub struct Lock(#[allow(dead_code, reason = "held for its drop")] [Option<File>;
 /// Locks a folder.
 ///
 /// # Errors
-/// [`Error::File`] if another process holds it; [`Error::Io`].
+/// [`Error::Io`], also if another process holds it.
 pub fn lock(directory: &Path) -> Result<Lock, Error> {
     let path = directory.join(LOCK);
     let lock_error = |e| Error::io("lock", &path, e);
@@ -281,12 +281,16 @@ pub fn lock(directory: &Path) -> Result<Lock, Error> {
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
             let holder = match file.take(20).read_to_string(&mut text) {
-                Ok(1..) if text.trim() == std::process::id().to_string() => "this process".into(),
-                Ok(1..) => format!("another process (pid {})", text.trim()),
-                _ => "another process (pid unknown)".to_owned(),
+                // Containers have numbers of their own.
+                Ok(1..) if text.trim() == std::process::id().to_string() => {
+                    format!("process {}: this one, or that of another container", text.trim())
+                }
+                Ok(1..) => format!("process {}", text.trim()),
+                _ => "another process".to_owned(),
             };
-            let advice = "wait for it, or choose another directory";
-            return Err(Error::file(directory, format!("is in use by {holder}; {advice}")));
+            let problem = format!("in use by {holder}; wait for it, or choose another directory");
+            let source = io::Error::new(ErrorKind::WouldBlock, problem);
+            return Err(Error::io("lock", directory, source));
         }
         Err(TryLockError::Error(e)) => return Err(lock_error(e)),
     }

@@ -230,9 +230,9 @@ impl MetricsLog {
     /// Checks that the path still leads to the open file.
     ///
     /// # Errors
-    /// [`Error::File`] if it does not.
+    /// [`Error::File`] if it does not; [`Error::Io`].
     pub(super) fn check_place(&self) -> Result<(), Error> {
-        if disk::leads_to(&self.path, &self.file) {
+        if disk::leads_to(&self.path, &self.file)? {
             return Ok(());
         }
         let problem = "was removed or replaced while the run wrote it, so metrics are lost; \

@@ -2,10 +2,10 @@
 //!
 //! Invariant: the metrics of a checkpoint's steps are on disk before the checkpoint is.
 
-use std::{num::NonZeroUsize, path::Path};
+use std::{collections::BTreeMap, num::NonZeroUsize, path::Path};
 
 use super::{
-    Run,
+    MetricsLog, Run, RunDirectory, StepMetrics,
     directory::CHECKPOINTS,
     identity::{self, identity},
     needs::Needs,
@@ -21,7 +21,6 @@ use crate::{
 };
 use sparse24_train::{
     method::{Method, PhaseKind},
-    schedule::GradientAccumulation,
     trainer::{Recipe, Trainer},
 };
 
@@ -88,9 +87,18 @@ impl Run {
     }
 }
 
-/// Steps of checkpoints that ended a sparse phase of the configuration they were saved with, but
-/// end none of the present one; also the last sparse checkpoint among steps that are dense now.
-pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u32>, Error> {
+/// Steps of checkpoints that end no sparse phase of the present configuration, but ended one of the
+/// configuration they were saved with, or were followed by a dense step; also the last sparse
+/// checkpoint among steps that are dense now.
+pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result<Vec<u32>, Error> {
+    let (metrics, mut was_sparse, mut switches) = (directory.metrics(), false, Vec::new());
+    if disk::exists(&metrics) {
+        MetricsLog::salvage(&metrics, |metrics| {
+            let is_sparse = metrics.phase == PhaseKind::Sparse;
+            switches.extend((was_sparse && !is_sparse).then(|| metrics.step.saturating_sub(1)));
+            was_sparse = is_sparse;
+        })?;
+    }
     let ended = |state: &State| {
         identity::method(state).is_ok_and(|method| {
             method.last_sparse_steps(state.total_steps, &ends(state)).contains(&state.step)
@@ -101,15 +109,17 @@ pub(super) fn former_ends(checkpoints: &Path, trainer: &Trainer) -> Result<Vec<u
         method.phases[method.phase_at(step, *steps, &trainer.progress().ends)].kind()
             == PhaseKind::Dense
     };
-    let states = checkpoint::states(checkpoints)?;
+    let states = checkpoint::states(&directory.checkpoints())?;
     let cut = states
         .iter()
         .rev()
         .find(|state| state.phase_kind == PhaseKind::Sparse && is_dense(state.step))
         .map(|state| state.step);
     let now = trainer.last_sparse_steps();
-    let is_former =
-        |state: &&State| !now.contains(&state.step) && (ended(state) || cut == Some(state.step));
+    let is_former = |state: &&State| {
+        let step = state.step;
+        !now.contains(&step) && (ended(state) || cut == Some(step) || switches.contains(&step))
+    };
     Ok(states.iter().filter(is_former).map(|state| state.step).collect())
 }
 
@@ -131,21 +141,32 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// A notice if a changed number of steps raises the learning rate after the warm-up.
-pub(super) fn raised_rate(saved: &State, config: &Config, recipe: &Recipe) -> Option<String> {
-    let steps = saved.total_steps;
-    let gradient_accumulation = GradientAccumulation { steps, ..recipe.gradient_accumulation };
-    let schedule = config.optimizer.schedule(steps);
-    let former = Recipe { steps, schedule, gradient_accumulation, ..recipe.clone() };
-    let (was, is) = (former.learning_rate(saved.step), recipe.learning_rate(saved.step + 1));
-    let rises = steps != recipe.steps && saved.step >= schedule.warmup_steps && is > was;
-    rises.then(|| {
-        format!(
-            "the learning rate rises from {was:.2e} to {is:.2e}, because the decay now ends with \
-                step {}",
-            recipe.schedule.decay_steps
-        )
-    })
+/// The settings of the learning rate, besides the number of steps.
+const OF_RATE: [&str; 7] = [
+    "optimizer.learning_rate",
+    "optimizer.min_learning_rate",
+    "optimizer.warmup_learning_rate",
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+    "optimizer.schedule",
+    "optimizer.cooldown_steps",
+];
+
+/// A notice if changed settings raise the learning rate above that of the last step.
+pub(super) fn raised_rate(
+    last: &StepMetrics,
+    changed: &BTreeMap<String, String>,
+    recipe: &Recipe,
+) -> Option<String> {
+    let (was, is) = (last.lr, recipe.learning_rate(last.step + 1));
+    let steps_change = changed.contains_key("steps") && last.step >= recipe.schedule.warmup_steps;
+    let others_change = OF_RATE.iter().any(|&key| changed.contains_key(key));
+    let reason = match others_change {
+        true => String::new(),
+        false => format!(", because the decay now ends with step {}", recipe.schedule.decay_steps),
+    };
+    let rises = last.step < recipe.steps && (steps_change || others_change) && is > was;
+    rises.then(|| format!("the learning rate rises from {was:.2e} to {is:.2e}{reason}"))
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on

@@ -306,7 +306,6 @@ impl Run {
                 differs = accepted.iter().any(|(key, _)| asked.contains(key));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
-                notices.extend(raised_rate(&checkpoint.state, &config, trainer.recipe()));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }
@@ -379,7 +378,7 @@ impl Run {
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
         notices.extend(set_up(&config, &data, &mut trainer, vocabulary, saved.is_some())?);
-        let former_ends = former_ends(&directory.checkpoints(), &trainer)?;
+        let former_ends = former_ends(&directory, &trainer)?;
         check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
@@ -388,6 +387,8 @@ impl Run {
         if last < step {
             notices.push(format!("metrics.jsonl has lost steps {} to {step}", last + 1));
         }
+        let of_last = cut.last.iter().filter(|last| last.step == step);
+        notices.extend(of_last.filter_map(|last| raised_rate(last, &changed, trainer.recipe())));
         notices.push(match config.steps {
             last if last == step => format!(
                 "the run is finished: step {step} was its last; for more, set steps, e.g. `--set \

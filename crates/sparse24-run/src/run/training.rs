@@ -194,6 +194,9 @@ impl Run {
             return Err(Error::file(self.path(), problem));
         }
         let steps = self.steps(observer);
+        // Before the others end: a launcher may then kill this rank. The first error counts.
+        let settled = self.settle();
+        let steps = steps.and_then(|ended| settled.map(|()| ended));
         let ending = match &steps {
             Ok(Ended::Finished(_)) => Some(Ending::Finished),
             Ok(Ended::Stopped { .. }) => Some(Ending::Stopped),
@@ -206,11 +209,8 @@ impl Run {
             self.trainer.group().close();
             Ok(())
         });
-        let steps = steps.and_then(|ended| told.transpose().map(|_| ended));
-        // The first error counts.
-        let settled = self.settle();
         let ended = steps
-            .and_then(|ended| settled.map(|()| ended))
+            .and_then(|ended| told.transpose().map(|_| ended))
             .map_err(|error| self.with_newest_checkpoint(error));
         match &ended {
             Ok(Ended::Finished(_)) => {}

@@ -55,9 +55,9 @@ fn compare(models: &[(&str, [usize; 3])]) {
                     });
                     (taken, device.download(out).unwrap())
                 });
-                let [small, large] = timed;
-                assert!(small.1 == large.1, "{model} {name} {pass}: the bits differ");
-                let times = [small.0, large.0];
+                let [small, other] = timed;
+                assert!(small.1 == other.1, "{model} {name} {pass}: the bits differ");
+                let times = [small.0, other.0];
                 let chosen = chosen(&device, constants[2] as usize, [a.0, b.0, out]);
                 sums = [0, 1].map(|i| sums[i] + times[i]);
                 used += times[usize::from(chosen.tile == large.tile)];

@@ -108,6 +108,18 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
 }
 
 #[test]
+fn the_end_of_a_sparse_phase_that_a_resume_cut_is_kept() {
+    let place = Place::trained(SAVED);
+    place.rewind("run", [10, 12]);
+    place.answer("resume run --set steps=9");
+    let phase = |step: usize| place.metrics("run")[step - 1]["phase"].clone();
+    assert_eq!([phase(8), phase(9)], ["sparse", "dense"]);
+    let notes = place.notes("resume run --set steps=30 --set run.keep_last=1");
+    assert!(notes.contains("sparse training continues until step 25"), "{notes}");
+    assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000025", "step-00000030"]);
+}
+
+#[test]
 fn a_resume_changes_settings_from_there_on() {
     let place = Place::trained(SAVED);
     let model = "run/checkpoints/step-00000012: *model.d_model = 32*weights do not fit";
@@ -117,7 +129,12 @@ fn a_resume_changes_settings_from_there_on() {
     let notes = place.notes("resume run --set steps=14 --set run.keep_last=1 --set seed=1337");
     let is_said = |what: &str| notes.lines().any(|line| line == what);
     assert!(is_said("the run continues with steps = 14 instead of steps = 12"), "{notes}");
-    assert!(notes.contains("the learning rate rises from "), "{notes}");
+    let rise = |step: usize| {
+        let rate = place.metrics("run")[step - 1]["lr"].as_f64().unwrap();
+        format!("the learning rate rises from {rate:.2e} to ")
+    };
+    let because = ", because the decay now ends with step ";
+    assert!(notes.contains(&rise(12)) && notes.contains(because), "{notes}");
     assert!(is_said("from here on with steps=14, run.keep_last=1, seed=1337"), "{notes}");
     let changed = |start: usize| place.value("run/provenance.json")[start]["changed"].clone();
     assert_eq!(changed(1), json!({"steps": "14", "run.keep_last": "1"}));
@@ -135,7 +152,10 @@ fn a_resume_changes_settings_from_there_on() {
     place.answer("resume run");
     assert!(place.model("run", 16) == end);
     // Back to a value that checkpoints leave out, and to another method with its own lambda.
-    place.answer("resume run --set run.eval_tokens=24 --set steps=18");
+    let notes = place.notes(
+        "resume run --set run.eval_tokens=24 --set steps=18 --set optimizer.learning_rate=1e-2",
+    );
+    assert!(notes.contains(&rise(16)) && !notes.contains(because), "{notes}");
     place.answer("resume run --set run.eval_tokens=0 --set method.name=sr-ste --set steps=20");
     // To one whose operands need a scale, and to one without masked decay.
     place.answer("resume run --set method.name=s-ste --set steps=21");

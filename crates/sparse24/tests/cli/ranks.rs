@@ -78,6 +78,9 @@ fn a_signal_to_any_rank_stops_all_after_a_step() {
             return None;
         }
         send("-TERM", &ranks[1]);
+        // A launcher may kill the others as soon as one has ended.
+        assert_eq!(ranks[1].wait().unwrap().code(), Some(143));
+        assert!(place.checkpoints(&run)[0].starts_with("step-"));
         let codes: Vec<_> = ended(ranks).into_iter().map(|(code, _)| code).collect();
         assert_eq!(codes, [Some(130), Some(143)]);
         Some(run)
@@ -200,6 +203,7 @@ fn ranks_that_do_not_fit_are_refused() {
         ),
         (4, "--set batch.replicas=2", "", 2, "batch.replicas: *the number of ranks, 4, found 2"),
         (2, "--set optimizer.learning_rate=3e38", "", 5, "not finite"),
+        (2, "--set batch.replicas=1", "", 2, "batch.replicas: expected a multiple*, 2, found 1"),
     ] {
         let ends = ended(place.ranks(world, &line(settings), |rank, command| {
             if rank == 1 {

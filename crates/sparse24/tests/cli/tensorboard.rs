@@ -50,6 +50,14 @@ fn each_process_writes_a_file_of_its_own() {
     let start = &events(&place, "run")[1][1];
     assert!(start.ends_with(&[0x3a, 0x02, 0x08, 0x01]));
     assert!(start.windows(2).any(|field| field == [0x10, 5]));
+    // The clock may have gone back.
+    let folder = place.path("run/tensorboard");
+    let later = folder.join("events.out.tfevents.5000000000.000000000.sparse24");
+    let newest = place.tree("run/tensorboard").into_keys().next_back().unwrap();
+    std::fs::rename(folder.join(newest), later).unwrap();
+    place.rewind("run", [12]);
+    place.answer("resume run");
+    assert_eq!(lengths("run"), [1 + 12, 2 + 8, 2 + 2]);
 
     place.train("late", SAVED);
     place.rewind("late", [8, 10, 12]);
