@@ -88,7 +88,8 @@ impl Events {
         let names = disk::names(&folder).map_err(unusable)?;
         let is_first = names.is_empty();
         // Readers process the files in the order of their names, and clocks may go back.
-        let seconds = |name: &String| name.split('.').nth(3)?.parse::<u64>().ok();
+        let seconds =
+            |name: &std::ffi::OsString| name.to_str()?.split('.').nth(3)?.parse::<u64>().ok();
         let after =
             names.iter().filter_map(seconds).max().map_or(0, |newest| newest.saturating_add(1));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
