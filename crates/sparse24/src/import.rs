@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     });
     let head = task.transpose()?.map_or(Head::Pretrained, Head::Task);
     let initial = Initial::import(&args.path, args.tokenizer, head)?;
-    let remarks = initial.remarks(None);
+    let mut remarks = initial.remarks(None);
     let mut settings = initial.settings();
     let Initial { weights, spec, tokenizer, labels, .. } = initial;
     if let Some(tokenizer) = &tokenizer {
@@ -69,6 +69,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // Without names, the classes are those of the data, in ascending order.
         if finds && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class)) {
             settings.push(format!("task.classes={}", class_list(&labels)));
+        }
+        // Whether they mean the same, only the user can tell.
+        if let Some(Labels::Named(names)) = task::find(task).map(|task| task.labels) {
+            let unknown = labels.iter().zip(names).zip(0..).filter(|((label, name), class)| {
+                !label.eq_ignore_ascii_case(name) && **label != numbered(*class)
+            });
+            remarks.extend(unknown.map(|((label, name), class)| {
+                format!(
+                    "class {class} of the model, {label:?}, counts as {name:?} of the task {task}"
+                )
+            }));
         }
         if prediction == Prediction::Span {
             let window = task::WINDOW.min(spec.extents().longest);

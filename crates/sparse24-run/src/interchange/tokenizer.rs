@@ -112,7 +112,13 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     };
     let ours = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter();
     let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
+    let config = read("tokenizer_config.json")?.map(|text| parsed(&text)).unwrap_or_default();
     match known {
+        Some(_) if config["add_prefix_space"] == true => {
+            let problem = "tokenizer_config.json sets add_prefix_space to true: a space would come \
+                           before each text";
+            Ok(FolderTokenizer::Other(problem.to_owned()))
+        }
         Some(tokenizer) => Ok(FolderTokenizer::Known(tokenizer)),
         None => wordpiece(folder, model),
     }

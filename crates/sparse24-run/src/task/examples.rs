@@ -121,7 +121,10 @@ impl Examples {
             Labels::Value | Labels::Span => Vec::new(),
         };
         if task.labels == Labels::Found && source.classes.is_empty() {
-            classes.sort_unstable();
+            // "10" follows "9" if all are numbers, as where classes are trained by number.
+            let number = |name: &String| name.parse::<u64>().ok();
+            let are_numbers = classes.iter().all(|name| number(name).is_some());
+            classes.sort_by_cached_key(|name| (number(name).filter(|_| are_numbers), name.clone()));
             classes.dedup();
         }
         let numbers = classes.iter().enumerate().map(|(number, name)| (&**name, number)).collect();

@@ -167,12 +167,24 @@ fn a_model_keeps_the_names_of_its_classes() {
     assert_eq!(place.value("exported/config.json")["id2label"], names);
     place.exits("import exported imported --task classification", 0);
     assert_eq!(accuracy("imported"), json!({"accuracy": 1.0}));
+    let said = place.answer("import exported other --task mnli");
+    let counts = "class 0 of the model, \"blue\", counts as \"entailment\" of the task mnli";
+    assert!(said.contains(counts), "{said}");
     for (class, name) in ["blue", "green", "red"].iter().enumerate() {
         let numbered = format!("\"LABEL_{class}\"");
         place.edit("exported/config.json", &format!("{name:?}"), &numbered);
     }
     place.exits("import exported unnamed --task classification", 0);
     place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
+    fs::create_dir(place.path("numbers")).unwrap();
+    let rows: String = (0..12).map(|class| format!("a {class},{class}\n")).collect();
+    for name in ["train.csv", "validation.csv"] {
+        place.write(&format!("numbers/{name}"), format!("text,label\n{rows}"));
+    }
+    place
+        .answer("finetune --task classification --data numbers --init-from run --epochs 1 --out n");
+    place.answer("export n numbered");
+    assert_eq!(place.value("numbered/config.json")["id2label"]["10"], "10");
     // A configuration that holds these names could not be read again.
     fs::create_dir(place.path("long")).unwrap();
     let rows: String = ["a", "b"].map(|label| format!("t,{}\n", label.repeat(40_000))).concat();

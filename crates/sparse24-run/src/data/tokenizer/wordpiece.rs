@@ -230,9 +230,9 @@ impl WordPiece {
         Self::try_from(Vocabulary { pieces, ..rules.clone() }).expect("all pieces differ")
     }
 
-    /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with a piece a line, whose rules are
-    /// those of the `tokenizer_config.json` beside it. Without one, text becomes lower case unless
-    /// some piece has a capital letter.
+    /// Reads Hugging Face's `tokenizer.json`, with which a `tokenizer_config.json` beside it must
+    /// agree, or a `vocab.txt` with a piece a line, whose rules are those of that file. Without
+    /// one, text becomes lower case unless some piece has a capital letter.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
@@ -249,25 +249,27 @@ impl WordPiece {
         if count > most {
             return Err(refuse(format!("has {count} {what}, expected at most {most}")));
         }
+        let beside = disk::parent(path).join("tokenizer_config.json");
+        if beside.is_symlink() {
+            check_inside(&beside)?;
+        }
+        let config: Value = match disk::read_small(&beside, LARGEST) {
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map_err(|e| Error::file(&beside, e.to_string()))?
+            }
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Value::Null
+            }
+            Err(error) => return Err(error),
+        };
         let vocabulary = if is_json(path) {
             let json = serde_json::from_slice(&bytes).map_err(|e| refuse(e.to_string()))?;
-            of_json(&json).map_err(refuse)?
+            let vocabulary = of_json(&json).map_err(refuse)?;
+            agree(&vocabulary, &config).map_err(refuse)?;
+            vocabulary
         } else {
             let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
-            let pieces = text.lines().map(|line| line.trim_end().to_owned()).collect();
-            let beside = disk::parent(path).join("tokenizer_config.json");
-            if beside.is_symlink() {
-                check_inside(&beside)?;
-            }
-            let config: Value = match disk::read_small(&beside, LARGEST) {
-                Ok(bytes) => serde_json::from_slice(&bytes)
-                    .map_err(|e| Error::file(&beside, e.to_string()))?,
-                Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                    Value::Null
-                }
-                Err(error) => return Err(error),
-            };
-            of_lines(pieces, &config)
+            of_lines(text.lines().map(|line| line.trim_end().to_owned()).collect(), &config)
         };
         let advice = "not a WordPiece vocabulary";
         vocabulary.try_into().map_err(|problem: String| refuse(format!("{advice}: {problem}")))
@@ -293,6 +295,37 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
     let strip_accents = config["strip_accents"].as_bool().unwrap_or(lowercase);
     let split_ideographs = config["tokenize_chinese_chars"].as_bool().unwrap_or(true);
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
+}
+
+/// Refuses a `tokenizer_config.json` with other rules than those of the `tokenizer.json`:
+/// transformers takes them, unless the class is the one that leaves all to the latter.
+fn agree(vocabulary: &Vocabulary, config: &Value) -> Result<(), String> {
+    let takes = |class: &Value| class.as_str().is_some_and(|class| class.starts_with("BertToken"));
+    if !takes(&config["tokenizer_class"]) {
+        return Ok(());
+    }
+    let lowercase = config["do_lower_case"].as_bool().unwrap_or(true);
+    for (key, asked, has) in [
+        ("do_lower_case", lowercase, vocabulary.lowercase),
+        (
+            "strip_accents",
+            config["strip_accents"].as_bool().unwrap_or(lowercase),
+            vocabulary.strip_accents,
+        ),
+        (
+            "tokenize_chinese_chars",
+            config["tokenize_chinese_chars"].as_bool().unwrap_or(true),
+            vocabulary.split_ideographs,
+        ),
+    ] {
+        if asked != has {
+            return Err(format!(
+                "has {has} for what tokenizer_config.json calls {key} and sets to {asked}, if only \
+                 by default; change one of them"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The vocabulary of a `tokenizer.json`, if its rules are BERT's.
@@ -430,6 +463,17 @@ mod tests {
             let error = WordPiece::read(&long).unwrap_err().to_string();
             assert!(error.contains("tokenizer_config.json: is a link out of its"), "{error}");
             fs::remove_file(beside).unwrap();
+        }
+        // Our own files agree; a cased vocabulary with the default of `BertTokenizer` does not.
+        for (config, expected) in [
+            (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": false }), ""),
+            (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case and sets to true"),
+            (json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), ""),
+        ] {
+            fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            let found = read("tokenizer.json", good.to_string())
+                .map_or_else(|e| e.to_string(), |_| String::new());
+            assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{found}");
         }
         good["model"]["vocab"]["A"] = 7.into();
         let error = read("a.json", good.to_string()).unwrap_err().to_string();
