@@ -69,8 +69,13 @@ fn steps(run: &Record) -> String {
     }
 }
 
+/// Whether a run has done all its steps, and was evaluated after the last one unless it ends early
+/// on purpose.
 fn is_finished(run: &Record) -> bool {
+    let last = f64::from(run.last_step());
+    let is_evaluated = || run.validation.last().is_some_and(|&[step, _]| step >= last);
     run.until.or(run.steps_asked()).is_some_and(|asked| run.last_step() >= asked)
+        && (run.until.is_some() || is_evaluated())
 }
 
 /// Tiles for one run, a table for several.
