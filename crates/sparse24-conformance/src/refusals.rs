@@ -24,7 +24,11 @@ use sparse24_core::{
 /// If it does not.
 pub fn refusals(backend: &mut dyn Backend) {
     let mut of = |rows, columns, dtype| {
-        let t = backend.alloc("conformance", [rows, columns], dtype, Region::Activations);
+        let region = match dtype {
+            DType::F32 => Region::Parameters,
+            DType::Activation | DType::U32 => Region::Activations,
+        };
+        let t = backend.alloc("conformance", [rows, columns], dtype, region);
         t.expect("little memory")
     };
     let mut x = |rows, columns| of(rows, columns, DType::Activation);
