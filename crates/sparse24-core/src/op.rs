@@ -85,6 +85,22 @@ pub struct Dropout {
     pub site: Site,
 }
 
+impl Dropout {
+    /// The least `word >> 8` of an element that is kept; 0, which keeps all, for a `p` from 1 on.
+    #[must_use]
+    pub fn least(&self) -> u32 {
+        // The product with a power of two is exact.
+        let least = if self.p < 1.0 { self.p * (1 << 24) as f32 } else { 0.0 };
+        least as u32 + u32::from((least as u32 as f32) < least)
+    }
+
+    /// The factor of the elements that are kept; infinite for a `p` from 1 on.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        if self.p < 1.0 { 1.0 / (1.0 - self.p) } else { f32::INFINITY }
+    }
+}
+
 /// Whether a result replaces what the output holds or is added to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accumulate {
@@ -246,4 +262,24 @@ pub enum NonFinite {
     Gradient(usize),
     /// The norm of all gradients, although every gradient is finite.
     Norm,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Dropout;
+    use crate::philox::{Purpose, Site, uniform};
+
+    #[test]
+    fn the_least_kept_word_and_the_factor_of_dropout() {
+        let of = |p| Dropout { p, site: Site::new(Purpose::Dropout, 0) };
+        for p in [0.0, f32::MIN_POSITIVE, 1e-9, 0.1, 0.25, 0.625, 1.0 - f32::EPSILON] {
+            let least = of(p).least();
+            assert!(uniform(least << 8) >= p, "{p}");
+            assert!(least == 0 || uniform((least - 1) << 8) < p, "{p}");
+            assert_eq!(of(p).scale(), 1.0 / (1.0 - p));
+        }
+        for p in [1.0, 1.5, f32::INFINITY, f32::NAN] {
+            assert_eq!((of(p).least(), of(p).scale()), (0, f32::INFINITY), "{p}");
+        }
+    }
 }

@@ -96,6 +96,17 @@ pub fn permuted_mask<T: Element>(
     Ok(out)
 }
 
+/// Whether [`permuted_mask`] may have made `both` of `mask`, of the same shape, in `order`: it keeps
+/// nothing else, and at most two of every four rows in order.
+///
+/// # Panics
+/// If `order` names a row that is not there.
+#[must_use]
+pub fn is_permuted(both: &Mask, mask: &Mask, order: &[u32]) -> bool {
+    let is_within = both.tiles().iter().zip(mask.tiles()).all(|(both, mask)| both & !mask == 0);
+    is_within && Rows::of(both).lost(order) == 0
+}
+
 /// The bits of a mask, row by row.
 struct Rows {
     words: usize,

@@ -51,7 +51,7 @@ pub fn drop_sequences(
         if kept[0] & 1 == 0 {
             sequence.fill(0.0);
         } else {
-            let scale = 1.0 / (1.0 - rule.p);
+            let scale = rule.scale();
             sequence.iter_mut().for_each(|x| *x *= scale);
         }
     });
@@ -60,8 +60,7 @@ pub fn drop_sequences(
 
 /// Which of consecutive elements are kept: bit i of the words for element `first + i`.
 pub(crate) fn draw((rule, stream): (&Dropout, Stream), first: u64, kept: &mut [u32]) {
-    // The least word whose uniform, its upper 24 bits, is at least p.
-    let least = ((rule.p * (1 << 24) as f32).ceil() as u32) << 8;
+    let least = rule.least() << 8;
     for (word, first) in kept.iter_mut().zip((first..).step_by(32)) {
         // Eight calls have the 32 elements, or nine if the first one is within a call.
         let mut bits = 0_u64;
@@ -76,7 +75,7 @@ pub(crate) fn draw((rule, stream): (&Dropout, Stream), first: u64, kept: &mut [u
 
 /// Scales the elements that are kept, and zeroes the others.
 pub(crate) fn apply(rule: &Dropout, kept: &[u32], run: &mut [f32]) {
-    let scale = 1.0 / (1.0 - rule.p);
+    let scale = rule.scale();
     for (run, &word) in run.chunks_mut(32).zip(kept) {
         for (i, x) in run.iter_mut().enumerate() {
             *x = if word >> i & 1 == 1 { *x * scale } else { 0.0 };

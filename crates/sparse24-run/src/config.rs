@@ -354,6 +354,7 @@ impl Config {
     pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
+            ModelKind::CrammedBert => Layout::CrammedBert,
             // The others have no task of texts, which the check refuses.
             _ => Layout::Bert,
         };

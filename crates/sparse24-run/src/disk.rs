@@ -530,12 +530,18 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
 /// The whole file, refused beyond `limit` bytes.
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let (mut file, size) = open(path)?;
-    if size > limit {
-        return Err(Error::file(path, format!("holds {size} bytes, expected at most {limit}")));
-    }
+    check_size(path, size, limit)?;
     let mut bytes = reserve(path, usize::try_from(size).unwrap_or(usize::MAX))?;
     file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
     Ok(bytes)
+}
+
+/// Refuses a file of this size beyond `limit` bytes.
+pub fn check_size(path: &Path, size: u64, limit: u64) -> Result<(), Error> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(Error::file(path, format!("holds {size} bytes, expected at most {limit}")))
 }
 
 /// Allocates space for the contents of a file, which may be larger than memory, and with holes

@@ -140,23 +140,23 @@ pub enum Error {
     Interrupted,
     /// The loss or a gradient is not finite; no update was made.
     #[error(
-        "step {step}: {what}; training stopped before the update, {}; lower \
+        "step {step}: {what}; training stopped before the update{}; lower \
             optimizer.learning_rate or lengthen optimizer.warmup_steps",
-        consequence(*kept)
+        consequence(", ", *kept)
     )]
     NonFinite {
         /// The optimizer step that was not taken.
         step: u32,
         /// The value, and the first layer where it was not finite.
         what: String,
-        /// Step of the run's newest checkpoint.
-        kept: Option<u32>,
+        /// Step of the run's newest checkpoint, if it has one; `None` if that is unknown.
+        kept: Option<Option<u32>>,
     },
     /// More than `run.skip_limit` steps had a loss or gradients that are not finite.
     #[error(
         "step {step}: {what}, after as many skipped steps as run.skip_limit allows \
-            ({skipped}); training stopped before the update, {}",
-        consequence(*kept)
+            ({skipped}); training stopped before the update{}",
+        consequence(", ", *kept)
     )]
     SkipLimit {
         /// The optimizer step that was not taken.
@@ -165,15 +165,15 @@ pub enum Error {
         what: String,
         /// Steps skipped before.
         skipped: u32,
-        /// Step of the run's newest checkpoint.
-        kept: Option<u32>,
+        /// Step of the run's newest checkpoint, if it has one; `None` if that is unknown.
+        kept: Option<Option<u32>>,
     },
     /// The loss is far above the previous ones.
     #[error(
         "step {step}: the loss {loss} is {z:.1} standard deviations above {mean}, the mean of the \
             {window} before it, but run.spike_z allows only {allowed}; training stopped after the \
-            step, {}",
-        consequence(*kept)
+            step{}",
+        consequence(", ", *kept)
     )]
     Spike {
         /// The optimizer step, which was taken.
@@ -188,28 +188,28 @@ pub enum Error {
         mean: f64,
         /// Number of previous losses.
         window: usize,
-        /// Step of the run's newest checkpoint.
-        kept: Option<u32>,
+        /// Step of the run's newest checkpoint, if it has one; `None` if that is unknown.
+        kept: Option<Option<u32>>,
     },
     /// The validation loss is not finite.
     #[error(
-        "step {step}: the validation loss is {loss}; training stopped after the step, \
-            {}; lower optimizer.learning_rate or lengthen optimizer.warmup_steps",
-        consequence(*kept)
+        "step {step}: the validation loss is {loss}; training stopped after the step{}; lower \
+            optimizer.learning_rate or lengthen optimizer.warmup_steps",
+        consequence(", ", *kept)
     )]
     NonFiniteEvaluation {
         /// Optimizer steps done.
         step: u32,
         /// NaN or an infinity.
         loss: f64,
-        /// Step of the run's newest checkpoint.
-        kept: Option<u32>,
+        /// Step of the run's newest checkpoint, if it has one; `None` if that is unknown.
+        kept: Option<Option<u32>>,
     },
     /// A tensor to be saved is not finite; nothing was written.
     #[error(
-        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}; \
-            {}; lower optimizer.learning_rate or method.lambda",
-        consequence(*kept)
+        "checkpoint of step {step} not written: {tensor:?} holds {value} at element {element}{}; \
+            lower optimizer.learning_rate or method.lambda",
+        consequence("; ", *kept)
     )]
     NonFiniteCheckpoint {
         /// Optimizer steps done.
@@ -220,8 +220,8 @@ pub enum Error {
         element: usize,
         /// NaN or an infinity.
         value: f32,
-        /// Step of the run's newest checkpoint.
-        kept: Option<u32>,
+        /// Step of the run's newest checkpoint, if it has one; `None` if that is unknown.
+        kept: Option<Option<u32>>,
     },
 }
 
@@ -261,11 +261,13 @@ impl From<sparse24_cuda::Error> for Error {
     }
 }
 
-/// The checkpoint that remains after an error.
-fn consequence(kept: Option<u32>) -> String {
-    kept.map_or("nothing was saved yet".to_owned(), |kept| {
-        format!("the checkpoint of step {kept} is kept")
-    })
+/// The checkpoint that remains after an error, if that is known.
+fn consequence(separator: &str, kept: Option<Option<u32>>) -> String {
+    match kept {
+        None => String::new(),
+        Some(None) => format!("{separator}nothing was saved yet"),
+        Some(Some(step)) => format!("{separator}the checkpoint of step {step} is kept"),
+    }
 }
 
 /// A path in one line, with control characters escaped; an empty one as `""`.

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use container::Entry;
+pub(crate) use container::{Entry, read as read_header};
 use half::{bf16, f16};
 use safetensors::Dtype;
 pub(crate) use shards::{Shards, WEIGHTS};

@@ -151,7 +151,8 @@ impl ModelSpec {
     pub fn inputs(&self) -> Inputs {
         match self {
             Self::Gpt2(spec) if spec.prediction.is_none() => Inputs::Tokens,
-            Self::Gpt2(_) | Self::Bert(_) | Self::CrammedBert(_) => Inputs::Sequences,
+            Self::Bert(_) => Inputs::Segments,
+            Self::Gpt2(_) | Self::CrammedBert(_) => Inputs::Sequences,
             Self::Deit(DeitSpec { image_size: n, .. }) => {
                 Inputs::Images(n.saturating_mul(*n).saturating_mul(3))
             }

@@ -39,13 +39,15 @@ pub struct Batch {
     pub shape: Option<BatchShape>,
 }
 
-/// The inputs that a model reads; a batch has these and no others.
+/// The inputs that a model reads; a batch has these and no others. Images may be mixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inputs {
     /// Tokens.
     Tokens,
     /// Tokens, in no more sequences than the recipe says, however short.
     Sequences,
+    /// These, and segments.
+    Segments,
     /// Tokens, and a source.
     Translation,
     /// Images with this many values each.
@@ -72,7 +74,7 @@ impl Batch {
         let shape = self.shape.unwrap_or(most);
         let BatchShape { size, sequence_length } = shape;
         let is_larger = shape.tokens() > most.tokens() || sequence_length > most.sequence_length;
-        let is_more = inputs == Inputs::Sequences && size > most.size;
+        let is_more = size > most.size && matches!(inputs, Inputs::Sequences | Inputs::Segments);
         if is_larger || is_more || shape.tokens() == 0 {
             let (operation, operand) = ("batch", "the shape");
             let (expected, found) = ([most.size, most.sequence_length], [size, sequence_length]);
@@ -81,12 +83,14 @@ impl Batch {
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
         let (none, whole) = ([0, 1], [size, sequence_length]);
         let [tokens, source, pixels] = match inputs {
-            Inputs::Tokens | Inputs::Sequences => [whole, none, none],
+            Inputs::Tokens | Inputs::Sequences | Inputs::Segments => [whole, none, none],
             Inputs::Translation => [whole, whole, none],
             Inputs::Images(values) => [none, none, [size, values]],
         };
-        let segments = if self.segments.is_empty() { none } else { whole };
-        let mixed = if self.shares.is_empty() { 0 } else { size };
+        let has_segments = inputs == Inputs::Segments && !self.segments.is_empty();
+        let is_mixed = matches!(inputs, Inputs::Images(_)) && !self.shares.is_empty();
+        let segments = if has_segments { whole } else { none };
+        let mixed = if is_mixed { size } else { 0 };
         if self.lengths.is_empty() {
             self.lengths.resize(size, sequence_length as u32);
         }

@@ -2,7 +2,7 @@
 
 use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
-use crate::{Device, Error, Matrix, WORKGROUP, dropout::least, error::check_shape, kernels};
+use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
 
 /// Maximum head dimension: a head's columns stay in registers.
 pub const MAX_HEAD_WIDTH: usize = 128;
@@ -151,7 +151,7 @@ fn constants(op: &AttentionForward, o: Matrix, width: usize, blocks: usize) -> V
     let rest = [u32::from(mask == AttentionMask::Causal), groups as u32, blocks as u32, scale];
     let dropout = match op.dropout {
         None => [0; 4],
-        Some(Dropout { p, site }) => [1, site.word(), least(p), (1.0 / (1.0 - p)).to_bits()],
+        Some(of) => [1, of.site.word(), of.least(), of.scale().to_bits()],
     };
     let places = [op.q, op.k, op.v, o, op.lse].map(Matrix::place);
     [places.as_flattened(), &lengths, &sizes, &rest, &dropout].concat()

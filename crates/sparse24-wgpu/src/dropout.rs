@@ -35,34 +35,18 @@ pub fn drop_sequences(
 fn constants(x: Matrix, dropout: &Dropout, together: usize) -> [u32; 8] {
     let [columns, elements, together] = [x.shape[1], x.elements(), together].map(|n| n as u32);
     let ([offset, stride], site) = (x.place(), dropout.site.word());
-    let scale = (1.0 / (1.0 - dropout.p)).to_bits();
-    [offset, stride, columns, elements, site, least(dropout.p), scale, together]
-}
-
-/// The least `word >> 8` whose uniform number, `(word >> 8) * 2^-24`, is not below p.
-pub(crate) fn least(p: f32) -> u32 {
-    // The product with a power of two is exact.
-    (p * (1 << 24) as f32).ceil() as u32
+    let scale = dropout.scale().to_bits();
+    [offset, stride, columns, elements, site, dropout.least(), scale, together]
 }
 
 #[cfg(test)]
 mod tests {
     use sparse24_core::{
         op::StepState,
-        philox::{Purpose, Site, uniform},
+        philox::{Purpose, Site},
     };
 
-    use super::least;
     use crate::{device::tests::open, kernels::Kernel};
-
-    #[test]
-    fn the_least_kept_word() {
-        for p in [0.0, f32::MIN_POSITIVE, 1e-9, 0.1, 0.25, 0.625, 1.0 - f32::EPSILON] {
-            let least = least(p);
-            assert!(uniform(least << 8) >= p, "{p}");
-            assert!(least == 0 || uniform((least - 1) << 8) < p, "{p}");
-        }
-    }
 
     /// All bits of Philox, of which kernels use the upper 24.
     #[test]

@@ -106,7 +106,8 @@ impl From<Error> for Failure {
             ErrorKind::Interrupted => Exit::Interrupted,
             _ => Exit::Defect,
         };
-        Self::new(exit, error.to_string())
+        let advice = if exit == Exit::Defect { "; please report this bug in sparse24" } else { "" };
+        Self::new(exit, format!("{error}{advice}"))
     }
 }
 
@@ -194,11 +195,18 @@ impl From<clap::Error> for Failure {
 
 #[cfg(test)]
 mod tests {
+    use sparse24_train::Error as Train;
+
     use super::*;
 
     #[test]
     fn an_operand_that_does_not_fit_is_reported_as_a_bug() {
-        let error = sparse24_train::Error::Refused("x".to_owned());
-        assert_eq!(Failure::from(error).exit as u8, 70);
+        let (operation, operand) = ("x", "y");
+        let shaped = Train::Operand { operation, operand, expected: [1; 2], found: [2; 2] };
+        for error in [Train::Refused("x".to_owned()), shaped] {
+            assert!(!error.to_string().contains("sparse24"), "{error}");
+            let Failure { exit, sentence } = error.into();
+            assert!(exit as u8 == 70 && sentence.ends_with("report this bug in sparse24"));
+        }
     }
 }

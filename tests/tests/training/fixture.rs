@@ -196,6 +196,8 @@ pub(crate) struct Noise {
     pub(crate) tokens: usize,
     /// Whether sequences of this length end with padding.
     pub(crate) padded: Option<usize>,
+    /// Whether tokens have segments.
+    pub(crate) segmented: bool,
     /// Whether there are sources.
     pub(crate) translates: bool,
     /// The prediction of a fine-tuned model, and the length of its sequences.
@@ -216,6 +218,7 @@ impl Noise {
             tokens: recipe.batch.tokens(),
             translates: matches!(recipe.model, ModelSpec::Transformer(_)),
             padded: bidirectional.then_some(recipe.batch.sequence_length),
+            segmented: matches!(recipe.model, ModelSpec::Bert(_)),
             prediction: recipe
                 .model
                 .prediction()
@@ -243,7 +246,8 @@ impl Noise {
                 // Not every token is a target.
                 sequence[0] = HeadLoss::IGNORE;
                 batch.lengths.push(length);
-                batch.segments.extend((0..sequence_length).map(|_| random.below(2)));
+                let segments = (0..sequence_length).map(|_| random.below(2));
+                batch.segments.extend(segments.filter(|_| self.segmented));
             }
             if self.translates {
                 batch.source.extend((0..self.tokens).map(|_| random.below(self.vocabulary as u32)));
@@ -329,7 +333,7 @@ impl Evaluation for Validation {
         batch.targets.extend(&self.all.targets[range.clone()]);
         if !self.all.lengths.is_empty() {
             batch.lengths.extend(&self.all.lengths[first..first + shape.size]);
-            batch.segments.extend(&self.all.segments[range.clone()]);
+            batch.segments.extend(self.all.segments.get(range.clone()).unwrap_or_default());
         }
         if !self.all.source.is_empty() {
             batch.source.extend(&self.all.source[range]);

@@ -191,6 +191,8 @@ fn an_incomplete_state_is_refused() {
             "not row-wise 2:4: tile (0, 1)",
         ),
         ("bi-mask", |state| state.dgrad_mask = Mask::empty(4, 8).ok(), "a mask of dgrad of size"),
+        ("bi-mask", |state| set_tile(&mut state.dgrad_mask, 0xffff), "mask of dgrad is not 2:4"),
+        ("bi-mask", |state| state.dgrad_mask.clone_from(&state.mask), "mask of dgrad is not 2:4"),
     ] {
         let recipe = recipe(name);
         let mut trainer = fixture::trainer(cpu(), &recipe);

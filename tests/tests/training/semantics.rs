@@ -265,6 +265,7 @@ fn impossible_methods_are_refused() {
             "method.forward",
             "all sparse phases",
         ),
+        (vec![half, of(MaskKind::ColumnWise, dense)], "method.forward", "along its rows"),
         (vec![half, permuted(WeightOperand::Dense)], "method.dgrad", "row-wise"),
         (vec![permuted(pruned(MaskKind::Transposable))], "method.dgrad", "row-wise"),
         (vec![frozen], "method.phases", "at least one step before"),
@@ -407,7 +408,7 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         batch.pixels.push(0.0);
     };
     let gpt2: fn(Recipe) -> Recipe = |recipe| recipe;
-    let cases: [(_, Change); 15] = [
+    let cases: [(_, Change); 20] = [
         (gpt2, |batch| batch.clear()),
         (gpt2, |batch| batch.tokens.truncate(14)),
         (gpt2, |batch| batch.targets.push(0)),
@@ -415,6 +416,8 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         (gpt2, |batch| batch.counted -= 1),
         (gpt2, images_for_tokens),
         (gpt2, |batch| batch.source.clone_from(&batch.tokens)),
+        (gpt2, |batch| batch.segments.resize(batch.tokens.len(), 0)),
+        (gpt2, mixed),
         (gpt2, |batch| shape_of_nothing(batch, 3)),
         (gpt2, |batch| shape_of_nothing(batch, usize::MAX)),
         (fixture::bert, images_for_tokens),
@@ -422,7 +425,10 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
             batch.lengths.clear();
             batch.shape = Some(BatchShape { size: 21, sequence_length: 1 });
         }),
+        (fixture::bert, mixed),
         (fixture::crammed_bert, images_for_tokens),
+        (fixture::crammed_bert, |batch| batch.segments.resize(batch.tokens.len(), 0)),
+        (fixture::deit, |batch| batch.segments.resize(batch.targets.len(), 0)),
         (fixture::transformer, |batch| batch.source.clear()),
         (fixture::deit, |batch| batch.pixels.clear()),
         (fixture::deit, |batch| batch.tokens.resize(batch.targets.len(), 0)),
@@ -437,6 +443,11 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         assert!(bits(&mut trainer) == before, "{case}: the weights were updated");
         trainer.train_step(&noise, FlipSampling::Skip).expect("a batch");
     }
+}
+
+fn mixed(batch: &mut Batch) {
+    batch.second_targets.resize(3, 0);
+    batch.shares.resize(3, 0.5);
 }
 
 fn shape_of_nothing(batch: &mut Batch, size: usize) {

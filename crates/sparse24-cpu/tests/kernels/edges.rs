@@ -6,12 +6,14 @@ use sparse24_core::{
     op::{
         Adam,
         AttentionMask::{self, Causal, Full},
-        AttentionShape, MaskedDecay, Optimizer, StepState, UpdateRule,
+        AttentionShape, Dropout, MaskedDecay, Optimizer, StepState, UpdateRule,
     },
+    philox::{Purpose, Site},
 };
 use sparse24_cpu::{
     Error,
     attention::{attention_backward, attention_forward},
+    dropout::dropout,
     loss::head_loss,
     optimizer::optimizer_step,
     rounding::round_bf16,
@@ -52,6 +54,16 @@ fn hidden_keys_are_ignored() {
             x.slice_mut(s![(40 + length as usize).., ..]).fill(f32::NAN);
         }
         assert_eq!(run(Some(&[40, length]), [&k, &v]), clean, "{length} keys");
+    }
+}
+
+#[test]
+fn dropout_of_everything_is_not_finite() {
+    let site = Site::new(Purpose::Dropout, 0);
+    for p in [1.0, 1.5, f32::INFINITY, f32::NAN] {
+        let mut x = random([8, 64], 1, 1.0);
+        dropout(x.view_mut(), &Dropout { p, site }, StepState::default().stream(site)).unwrap();
+        assert!(x.iter().all(|x| !x.is_finite()), "{p}");
     }
 }
 

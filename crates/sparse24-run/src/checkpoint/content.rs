@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     path::Path,
 };
 
@@ -14,7 +15,8 @@ use sparse24_core::Mask;
 
 use super::{
     NamedTensor, State, Values,
-    manifest::{MASKS, MODEL, Manifest, OPTIMIZER, Parts, Recorder, STATE},
+    manifest::{MANIFEST, MASKS, MODEL, Manifest, OPTIMIZER, Parts, Recorder, STATE},
+    tensor::fills,
     version1,
 };
 use crate::{
@@ -27,6 +29,9 @@ const SECOND: &str = "exp_avg_sq.";
 const AUXILIARY: &str = "auxiliary.";
 /// Longest state that is read. Parsed, its lists of names take about 12 times as much memory.
 const STATE_LIMIT: u64 = 1 << 20;
+/// The tensor files, with the metadata of their headers.
+const TENSORS: [(&str, &[(&str, &str)]); 3] =
+    [(MODEL, &[("format", "pt")]), (OPTIMIZER, &[("format", "pt")]), (MASKS, &[])];
 
 /// All that a resume needs, at an optimizer-step boundary.
 ///
@@ -79,6 +84,10 @@ impl Data<'_> {
             Self::U32(_) => Dtype::U32,
             Self::U16(_) => Dtype::U16,
         }
+    }
+
+    fn bytes(self) -> u64 {
+        (self.length() * self.dtype().bitsize() / 8) as u64
     }
 }
 
@@ -145,12 +154,44 @@ impl Checkpoint {
 
     /// Bytes of all tensors.
     pub(crate) fn bytes(&self) -> u64 {
-        let bytes = |data: Data<'_>| data.length() * data.dtype().bitsize() / 8;
-        self.stored().map(|tensor| bytes(tensor.data)).sum::<usize>() as u64
+        self.stored().map(|tensor| tensor.data.bytes()).sum()
+    }
+
+    /// The header of a tensor file, and its tensors.
+    fn file(&self, name: &str, metadata: &[(&str, &str)]) -> (Vec<u8>, Vec<Stored<'_>>) {
+        let tensors: Vec<_> = self.stored().filter(|tensor| tensor.file == name).collect();
+        let layout = |tensor: &Stored<'_>| Layout {
+            name: tensor.full_name(),
+            dtype: tensor.data.dtype(),
+            shape: tensor.shape.clone(),
+        };
+        let layout: Vec<_> = tensors.iter().map(layout).collect();
+        (tensors::header(metadata, &layout), tensors)
+    }
+
+    /// Refuses what [`load`] would refuse if it were written into this directory.
+    pub(crate) fn check(&self, directory: &Path) -> Result<(), Error> {
+        if let Some(problem) = self.contradiction() {
+            return Err(Error::file(directory, problem));
+        }
+        self.check_finite()?;
+        let length = json::pretty(&self.state).len() as u64;
+        disk::check_size(&directory.join(STATE), length, STATE_LIMIT)?;
+        let state = Parts::planned([("state".to_owned(), length)]);
+        let mut files = BTreeMap::from([(STATE.to_owned(), state)]);
+        for (name, metadata) in TENSORS {
+            let (header, tensors) = self.file(name, metadata);
+            let first = iter::once(("header".to_owned(), header.len() as u64));
+            let others = tensors.iter().map(|tensor| (tensor.full_name(), tensor.data.bytes()));
+            let parts = Parts::planned(first.chain(others));
+            tensors::read_header(&directory.join(name), &mut &header[..], parts.size())?;
+            files.insert(name.to_owned(), parts);
+        }
+        Manifest::new(self.state.step, files).seal(directory).map(drop)
     }
 
     /// Refuses values that must not be written.
-    pub(crate) fn check_finite(&self) -> Result<(), Error> {
+    fn check_finite(&self) -> Result<(), Error> {
         for tensor in self.stored() {
             let Data::F32(values) = tensor.data else { continue };
             if let Some(element) = first_non_finite(values) {
@@ -186,8 +227,7 @@ impl Checkpoint {
         let mut seen = BTreeSet::new();
         for tensor in self.stored() {
             let Stored { file, prefix, name, shape, data } = &tensor;
-            let elements = shape.iter().try_fold(1, |all: usize, &length| all.checked_mul(length));
-            if elements != Some(data.length()) {
+            if !fills(shape, data.length()) {
                 let (name, values) = (tensor.full_name(), data.length());
                 return Some(format!("{name:?} has shape {shape:?} and {values} values"));
             }
@@ -215,49 +255,31 @@ impl Checkpoint {
     /// Writes the four files and then the manifest into an existing directory.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
         let mut files = BTreeMap::new();
-        for (name, metadata) in
-            [(MODEL, &[("format", "pt")][..]), (OPTIMIZER, &[("format", "pt")]), (MASKS, &[])]
-        {
-            let tensors: Vec<_> = self.stored().filter(|tensor| tensor.file == name).collect();
-            files.insert(name.into(), write_tensors(&directory.join(name), metadata, &tensors)?);
+        for (name, metadata) in TENSORS {
+            let (header, tensors) = self.file(name, metadata);
+            let mut file = Recorder::create(directory.join(name))?;
+            file.write(&header)?;
+            file.end_part("header");
+            for tensor in tensors {
+                let write = |bytes: &[u8]| file.write(bytes);
+                match tensor.data {
+                    Data::F32(values) => tensors::write(values, f32::to_le_bytes, write),
+                    Data::U32(values) => tensors::write(values, u32::to_le_bytes, write),
+                    Data::U16(values) => tensors::write(values, u16::to_le_bytes, write),
+                }?;
+                file.end_part(&tensor.full_name());
+            }
+            files.insert(name.into(), file.finish()?);
         }
         let mut state = Recorder::create(directory.join(STATE))?;
         state.write(&json::pretty(&self.state))?;
         state.end_part("state");
         files.insert(STATE.into(), state.finish()?);
-        let mut manifest = disk::NewFile::create(directory.join(super::manifest::MANIFEST))?;
-        manifest.write(&Manifest::new(self.state.step, files).seal())?;
+        let mut manifest = disk::NewFile::create(directory.join(MANIFEST))?;
+        manifest.write(&Manifest::new(self.state.step, files).seal(directory)?)?;
         manifest.sync()?;
         disk::sync_directory(directory)
     }
-}
-
-fn write_tensors(
-    path: &Path,
-    metadata: &[(&str, &str)],
-    stored: &[Stored<'_>],
-) -> Result<Parts, Error> {
-    let layout: Vec<_> = stored
-        .iter()
-        .map(|tensor| Layout {
-            name: tensor.full_name(),
-            dtype: tensor.data.dtype(),
-            shape: tensor.shape.clone(),
-        })
-        .collect();
-    let mut file = Recorder::create(path.to_owned())?;
-    file.write(&tensors::header(metadata, &layout))?;
-    file.end_part("header");
-    for (tensor, Layout { name, .. }) in stored.iter().zip(&layout) {
-        let write = |bytes: &[u8]| file.write(bytes);
-        match tensor.data {
-            Data::F32(values) => tensors::write(values, f32::to_le_bytes, write),
-            Data::U32(values) => tensors::write(values, u32::to_le_bytes, write),
-            Data::U16(values) => tensors::write(values, u16::to_le_bytes, write),
-        }?;
-        file.end_part(name);
-    }
-    file.finish()
 }
 
 /// Reads a checkpoint directory.

@@ -66,8 +66,8 @@ impl Manifest {
         }
     }
 
-    /// The bytes of the file.
-    pub(crate) fn seal(&self) -> Vec<u8> {
+    /// The bytes of the file in this directory, refused if they are more than are read.
+    pub(crate) fn seal(&self, directory: &Path) -> Result<Vec<u8>, Error> {
         let mut bytes = serde_json::to_vec_pretty(self).expect("strings and integers are JSON");
         bytes.truncate(bytes.len() - b"\n}".len());
         bytes.extend_from_slice(BEFORE);
@@ -76,12 +76,8 @@ impl Manifest {
         let checksum = Fingerprint::of(&bytes).to_string();
         let digits = digits(bytes.len());
         bytes[digits].copy_from_slice(checksum.as_bytes());
-        assert!(
-            bytes.len() as u64 <= LIMIT,
-            "a manifest of {} bytes exceeds the {LIMIT} that are read",
-            bytes.len()
-        );
-        bytes
+        disk::check_size(&directory.join(MANIFEST), bytes.len() as u64, LIMIT)?;
+        Ok(bytes)
     }
 
     /// Verifies the checksum, then parses.
@@ -138,9 +134,24 @@ fn digits(length: usize) -> std::ops::Range<usize> {
 }
 
 impl Parts {
+    /// Parts of these names and lengths, to be written.
+    pub(crate) fn planned(parts: impl IntoIterator<Item = (String, u64)>) -> Self {
+        let mut end = 0;
+        let part = |(name, length)| {
+            end += length;
+            Part { name, end, blake3: Fingerprint::of(&[]) }
+        };
+        Self(parts.into_iter().map(part).collect())
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn size(&self) -> u64 {
+        self.0.last().map_or(0, |part| part.end)
+    }
+
     fn prove(&self, path: &Path) -> Result<(), Error> {
         let (mut file, size) = disk::open(path)?;
-        let expected = self.0.last().map_or(0, |part| part.end);
+        let expected = self.size();
         if size != expected {
             let cut = self.0.iter().find(|part| part.end > size).filter(|_| size < expected);
             let within =

@@ -27,30 +27,25 @@ const DAMAGED: &str = "damaged-";
 /// unfinished behind.
 ///
 /// # Errors
-/// [`Error::NonFiniteCheckpoint`] names the first value that is NaN or infinite; [`Error::Room`] if
-/// the disk has no space for the tensors. Both are found before anything is written. [`Error::Io`]
-/// if the disk is full or fails.
-///
-/// # Panics
-/// If the checkpoint contradicts itself: a length that is not that of its shape, a name used twice,
-/// a moment or a mask without its weight.
+/// [`Error::File`] for a checkpoint that [`load`](super::load) would refuse: a length that is not
+/// that of its shape, a name used twice, too long or with control characters, a moment or a mask
+/// without its weight, too many tensors or settings. [`Error::NonFiniteCheckpoint`] names the first
+/// value that is NaN or infinite; [`Error::Room`] if the disk has no space for the tensors. All are
+/// found before anything is written. [`Error::Io`] if the disk is full or fails.
 pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
-    if let Some(problem) = checkpoint.contradiction() {
-        panic!("a checkpoint must be consistent: {problem}");
-    }
-    checkpoint.check_finite()?;
+    let step = checkpoint.state.step;
+    let name = directory_name(step);
+    let target = directory.join(&name);
+    checkpoint.check(&target).map_err(|error| error.advising("; nothing was written"))?;
     if !disk::exists(directory) {
         disk::create_directory(directory)?;
         disk::sync_directory(disk::parent(directory))?;
     }
     recover(directory)?;
-    let step = checkpoint.state.step;
     disk::check_room(directory, checkpoint.bytes(), || {
         format!("the tensors of the checkpoint of step {step}")
     })?;
-    let name = directory_name(step);
     let unfinished = directory.join(format!("{UNFINISHED}{name}"));
-    let target = directory.join(&name);
     let placed =
         disk::create_directory(&unfinished).and_then(|()| checkpoint.write(&unfinished)).and_then(
             |()| place(&unfinished, &target, &directory.join(format!("{PREDECESSOR}{name}"))),

@@ -13,9 +13,24 @@ pub struct NamedTensor<V = Vec<f32>> {
     pub values: V,
 }
 
+/// Whether a shape has as many elements as there are values.
+pub(super) fn fills(shape: &[usize], values: usize) -> bool {
+    shape.iter().try_fold(1, |all: usize, &length| all.checked_mul(length)) == Some(values)
+}
+
 impl NamedTensor {
-    /// Refuses weights that are given to a model and not all finite.
-    pub(crate) fn check_finite(&self) -> Result<(), Error> {
+    /// Refuses values that do not fill their shape.
+    pub(crate) fn check_length(&self) -> Result<(), Error> {
+        if fills(&self.shape, self.values.len()) {
+            return Ok(());
+        }
+        let problem = format!("has shape {:?} and {} values", self.shape, self.values.len());
+        Err(Error::Parameter { name: self.name.clone(), problem })
+    }
+
+    /// Refuses weights that are given to a model and do not fill their shape, or are not finite.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_length()?;
         let Some(at) = self.values.iter().position(|value| !value.is_finite()) else {
             return Ok(());
         };

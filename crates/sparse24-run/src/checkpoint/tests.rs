@@ -207,15 +207,38 @@ fn contents_that_contradict_each_other_are_refused() {
     }
 }
 
+/// Rotation would remove the last one that loads.
 #[test]
-#[should_panic(
-    expected = "a checkpoint must be consistent: \"wte.weight\" has shape [5, 9] and 40 values"
-)]
-fn an_inconsistent_checkpoint_is_a_defect() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut bad = sample(1);
-    bad.weights[0].shape = vec![5, 9];
-    let _ = save(directory.path(), &bad);
+fn a_checkpoint_that_would_not_load_is_not_saved() {
+    type Change = fn(&mut Checkpoint);
+    let changes: [(Change, &str); 5] = [
+        (|bad| bad.weights[0].shape = vec![5, 9], "\"wte.weight\" has shape [5, 9] and 40 values"),
+        (|bad| bad.auxiliary[0].name.push('\u{1b}'), "has control characters"),
+        (|bad| bad.auxiliary[0].name = "n".repeat(4096), "a name of 4106 bytes, expected at most"),
+        (
+            |bad| drop(bad.state.config.insert("note".into(), "n".repeat(1 << 20))),
+            "state.json: holds 1",
+        ),
+        (
+            |bad| {
+                let name = |i| format!("{i:04000}");
+                let one = |i| NamedTensor { name: name(i), ..bad.auxiliary[0].clone() };
+                bad.auxiliary = (0..1100).map(one).collect();
+            },
+            "manifest.json: holds 4",
+        ),
+    ];
+    let (directory, good) = saved(1);
+    for (change, expected) in changes {
+        let mut bad = sample(2);
+        change(&mut bad);
+        let error = rotate(directory.path(), &bad).unwrap_err();
+        let message = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Input, "{message}");
+        assert!(message.contains(expected) && message.ends_with("; nothing was written"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{message}");
+        assert_eq!(load(&good).unwrap(), sample(1));
+    }
 }
 
 #[test]
@@ -228,7 +251,7 @@ fn what_is_not_finite_is_never_written() {
         assert_eq!(error.kind(), ErrorKind::NonFinite);
         let expected = format!(
             "checkpoint of step 9 not written: \"exp_avg_sq.h.0.mlp.c_fc.weight\" holds {value} at \
-                element 17; nothing was saved yet; lower optimizer.learning_rate or method.lambda"
+                element 17; lower optimizer.learning_rate or method.lambda"
         );
         assert_eq!(error.to_string(), expected);
     }

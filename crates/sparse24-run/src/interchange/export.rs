@@ -87,7 +87,8 @@ pub struct Exported {
 /// [`Error::Setting`] for a model that transformers does not have; [`Error::File`] names the folder
 /// and the reason: a folder that is not empty, a weight that is missing, unknown or of another
 /// shape, a value that is not finite in `dtype`, a checkpoint that is not 2:4. [`Error::Train`] for
-/// a mask without the structure. [`Error::Io`].
+/// a mask without the structure. [`Error::Parameter`] for values that do not fill their shape.
+/// [`Error::Io`].
 pub fn export(
     folder: &Path,
     weights: &[NamedTensor],
@@ -158,6 +159,7 @@ impl<'a> Plan<'a> {
         let format = Format::of(spec)?;
         let refuse =
             |problem: String| Error::file(folder, format!("cannot be exported to: {problem}"));
+        weights.iter().try_for_each(NamedTensor::check_length)?;
         let mut masks = HashMap::new();
         if let Values::Sparse24 { phase, masks: given, structure } = values {
             if phase == PhaseKind::Dense || given.is_empty() {

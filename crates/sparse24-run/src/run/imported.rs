@@ -52,7 +52,7 @@ pub fn save_imported(
         let problem = "is not the model's next parameter, or has another shape".to_owned();
         return Err(Error::Parameter { name, problem });
     }
-    weights.iter().try_for_each(NamedTensor::check_finite)?;
+    weights.iter().try_for_each(NamedTensor::check)?;
     let state = State {
         step: 0,
         total_steps: config.steps,

@@ -15,7 +15,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// The token drawn at this position from logits without a NaN; equal ones are ordered lowest id
-    /// first.
+    /// first. The first infinite one is certain; minus infinity is drawn only if all are.
     ///
     /// # Panics
     /// Without logits, and for a temperature that is negative or NaN.
@@ -25,15 +25,16 @@ impl Sampler {
         assert!(self.temperature >= 0.0, "temperature {}: below 0 or NaN", self.temperature);
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
-        if self.temperature == 0.0 {
+        if self.temperature == 0.0 || logits[order[0] as usize] == f32::INFINITY {
             return order[0];
         }
         order.truncate(self.top_k.max(1));
         let most = f64::from(logits[order[0] as usize]);
         let weights: Vec<f64> = order
             .iter()
-            .map(|&id| {
-                libm::exp((f64::from(logits[id as usize]) - most) / f64::from(self.temperature))
+            .map(|&id| match f64::from(logits[id as usize]) {
+                f64::NEG_INFINITY => 0.0,
+                logit => libm::exp((logit - most) / f64::from(self.temperature)),
             })
             .collect();
         let [word, ..] =
@@ -43,6 +44,7 @@ impl Sampler {
             left -= weight;
             left < 0.0
         });
-        order[drawn.unwrap_or(order.len() - 1)]
+        let last = || weights.iter().rposition(|&weight| weight > 0.0);
+        order[drawn.or_else(last).unwrap_or(0)]
     }
 }

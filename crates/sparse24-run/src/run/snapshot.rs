@@ -168,6 +168,7 @@ fn assemble(
 /// those of the checkpoint is not checked.
 ///
 /// # Errors
+/// [`Error::Setting`] for a step beyond those of the recipe, or ends that its phases cannot have;
 /// [`Error::Parameter`] for a checkpoint that does not fit the trainer's model or method; errors
 /// from the backend.
 pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {

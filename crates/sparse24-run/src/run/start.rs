@@ -502,7 +502,7 @@ fn check_given(weights: &[NamedTensor], trainer: &Trainer) -> Result<(), Error> 
             let problem = format!("expected the shape {expected:?}, found {:?}", given.shape);
             return Err(Error::Parameter { name: name.clone(), problem: problem + advice });
         }
-        given.check_finite()?;
+        given.check()?;
     }
     Ok(())
 }

@@ -503,7 +503,7 @@ impl Run {
     fn with_newest_checkpoint(&self, mut error: Error) -> Error {
         let newest = || {
             let latest = checkpoint::latest(&self.directory.checkpoints()).ok()?;
-            checkpoint::step_of(&latest.checkpoint?)
+            Some(latest.checkpoint.as_deref().and_then(checkpoint::step_of))
         };
         match &mut error {
             Error::NonFinite { kept, .. }
@@ -512,7 +512,7 @@ impl Run {
             | Error::NonFiniteEvaluation { kept, .. }
             | Error::NonFiniteCheckpoint { kept, .. } => *kept = newest(),
             Error::Train(sparse24_train::Error::Device(problem)) => {
-                if let Some(step) = newest() {
+                if let Some(step) = newest().flatten() {
                     *problem += &format!("; a resume continues from the checkpoint of step {step}");
                 }
             }

@@ -58,9 +58,11 @@ impl<'a> TaskBatches<'a> {
         batch.tokens.resize(first + room, 0);
         batch.targets.resize(first + room, HeadLoss::IGNORE);
         batch.targets[first + read] = target;
-        batch.segments.resize(first + second, 0);
-        batch.segments.resize(first + length, 1);
-        batch.segments.resize(first + room, 0);
+        if *layout == Layout::Bert {
+            batch.segments.resize(first + second, 0);
+            batch.segments.resize(first + length, 1);
+            batch.segments.resize(first + room, 0);
+        }
         batch.lengths.push(length as u32);
         batch.counted += 1;
     }
@@ -166,6 +168,7 @@ mod tests {
         let shape = BatchShape { size: 3, sequence_length: 8 };
         for (layout, tokens, at) in [
             (Layout::Bert, vec![256, 115, 105, 120, 256, 0, 0, 0], 0),
+            (Layout::CrammedBert, vec![256, 115, 105, 120, 256, 0, 0, 0], 0),
             (Layout::Gpt2, vec![115, 105, 120, 0, 0, 0, 0, 0], 2),
         ] {
             let examples = examples(layout, [TRAIN, DEV]).unwrap();
@@ -176,6 +179,7 @@ mod tests {
             assert_eq!(batch.targets[..8], targets.collect::<Vec<_>>());
             assert_eq!((batch.counted, examples.cut), (3, 1));
             assert_eq!(batch.lengths[1], 8, "the long one is cut");
+            assert_eq!(batch.segments.is_empty(), layout != Layout::Bert);
         }
     }
 

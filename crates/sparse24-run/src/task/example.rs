@@ -10,6 +10,8 @@ pub enum Layout {
     /// BERT: `[CLS] first [SEP]`, and `second [SEP]` in segment 1; `[CLS]` is read, or all for a
     /// span.
     Bert,
+    /// The same without segments.
+    CrammedBert,
     /// GPT-2: first, then second; the last token is read, or all for a span.
     Gpt2,
 }

@@ -313,7 +313,7 @@ impl Rules<'_> {
         let separator = match self.layout {
             // The pair is one text.
             Layout::Gpt2 => None,
-            Layout::Bert => {
+            Layout::Bert | Layout::CrammedBert => {
                 let [class, separator] = self.tokenizer.sentence_tokens();
                 tokens.push(class);
                 Some(separator)

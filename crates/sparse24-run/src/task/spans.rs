@@ -144,14 +144,14 @@ impl Spans {
         let mut tokens = Vec::with_capacity(self.rules.longest);
         match self.rules.layout {
             Layout::Gpt2 => tokens.extend(&question.tokens),
-            Layout::Bert => {
+            Layout::Bert | Layout::CrammedBert => {
                 tokens.push(class);
                 tokens.extend(&question.tokens);
                 tokens.push(separator);
             }
         }
         tokens.extend(&paragraph.tokens[context.clone()]);
-        if self.rules.layout == Layout::Bert {
+        if self.rules.layout != Layout::Gpt2 {
             tokens.push(separator);
         }
         let target = question.target.as_ref();
@@ -245,7 +245,7 @@ impl Rules {
     fn specials(self) -> usize {
         match self.layout {
             Layout::Gpt2 => 0,
-            Layout::Bert => 3,
+            Layout::Bert | Layout::CrammedBert => 3,
         }
     }
 

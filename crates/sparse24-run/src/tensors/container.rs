@@ -47,7 +47,7 @@ const ENTRY_LIMIT: usize = 4096;
 
 /// Reads the entries of a file of `size` bytes, and no more of it than its header; `path` names it
 /// in errors. Also returns the offset of the data.
-pub(super) fn read(
+pub(crate) fn read(
     path: &Path,
     file: &mut impl Read,
     size: u64,

@@ -2,7 +2,7 @@
 
 use sparse24_core::MaskKind;
 
-use super::{DgradOperand, Ends, KeptValues, Method, Phase, Until, WeightOperand};
+use super::{DgradOperand, Ends, KeptValues, Method, Phase, WeightOperand};
 use crate::{Error, optim::AdamVariant};
 
 const ROW_WISE: WeightOperand = WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity);
@@ -17,44 +17,35 @@ impl Method {
         const ALL: u32 = 1 << 24;
         let refuse = |key: &str, problem: &str| Err(Error::setting(key, problem));
         let ends: Vec<u32> = self.phases.iter().map(|phase| phase.last_step(ALL)).collect();
-        let whole = |phase: &Phase| {
-            matches!(phase.until, Until::Fraction(_)) && phase.last_step(ALL) == ALL
-        };
+        let whole = |phase: &Phase| !phase.watches() && phase.last_step(ALL) == ALL;
         if !ends.is_sorted() || !self.phases.last().is_some_and(whole) {
             return refuse(
                 "method.phases",
                 "expected phases that follow each other, the last one to the end of the run",
             );
         }
-        let mut pruned =
-            self.phases.iter().filter(|phase| phase.mask().is_some()).map(|phase| phase.forward);
-        let first = pruned.next();
+        let mut pruned = self.phases.iter().filter(|phase| phase.mask().is_some());
+        let first = pruned.clone().next();
+        let is_other = |phase: &Phase| first.is_some_and(|first| phase.forward != first.forward);
         // A weight has one mask, which a phase of another kind would inherit until the next
-        // refresh.
-        if pruned.any(|forward| Some(forward) != first) {
+        // refresh. Its groups are along the rows of W, which the product contracts.
+        if pruned.any(is_other) || first.and_then(Phase::mask) == Some(MaskKind::ColumnWise) {
             return refuse(
                 "method.forward",
-                "expected all sparse phases to prune the forward's operand alike",
+                "expected all sparse phases to prune the forward's operand alike, along its rows",
             );
         }
-        if self
-            .phases
-            .iter()
-            .any(|phase| phase.dgrad == DgradOperand::Permuted && phase.forward != ROW_WISE)
-        {
+        let is_unlike = |of: &Phase| of.dgrad == DgradOperand::Permuted && of.forward != ROW_WISE;
+        if self.phases.iter().any(is_unlike) {
             return refuse(
                 "method.dgrad",
                 "expected a row-wise forward beside \"permuted\" (method.forward = \"row-wise\")",
             );
         }
-        let starts_at_once = |index: usize| {
-            index
-                .checked_sub(1)
-                .is_none_or(|before| self.last_step(before, steps, &Ends::new()) == 0)
-        };
-        if self.phases.iter().enumerate().any(|(index, phase)| {
-            phase.optimizer == AdamVariant::FrozenVariance && starts_at_once(index)
-        }) {
+        let is_frozen = |phase: &Phase| phase.optimizer == AdamVariant::FrozenVariance;
+        let last_step = |phase: usize| self.last_step(phase, steps, &Ends::new());
+        let first = self.phases.iter().position(is_frozen);
+        if first.is_some_and(|first| first == 0 || last_step(first - 1) == 0) {
             return refuse(
                 "method.phases",
                 "expected at least one step before a frozen variance, found none",

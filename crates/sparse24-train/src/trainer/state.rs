@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, mem};
 
-use sparse24_core::Mask;
+use sparse24_core::{Mask, permute::is_permuted};
 
 use super::{Memory, Recipe, Refreshed, Trainer};
 use crate::{
@@ -281,12 +281,16 @@ fn whole<'a>(
     sized(parameter, "a mask", &mask.shape())?;
     mask.check(kind).map_err(|error| unfit(parameter, error.to_string()))?;
     if pruned.dgrad.is_some() {
-        let mask = state.dgrad_mask.as_ref().ok_or_else(|| missing("mask of dgrad"))?;
-        sized(parameter, "a mask of dgrad", &mask.shape())?;
-        let mut order = state.row_order.clone().ok_or_else(|| missing("order of rows"))?;
-        order.sort_unstable();
-        if !order.into_iter().eq(0..parameter.weight.shape[0] as u32) {
+        let both = state.dgrad_mask.as_ref().ok_or_else(|| missing("mask of dgrad"))?;
+        sized(parameter, "a mask of dgrad", &both.shape())?;
+        let order = state.row_order.as_ref().ok_or_else(|| missing("order of rows"))?;
+        let mut rows = order.clone();
+        rows.sort_unstable();
+        if !rows.into_iter().eq(0..parameter.weight.shape[0] as u32) {
             return Err(unfit(parameter, "its order of rows does not name each row once"));
+        }
+        if !is_permuted(both, mask, order) {
+            return Err(unfit(parameter, "its mask of dgrad is not 2:4 within its mask and order"));
         }
     }
     match values {

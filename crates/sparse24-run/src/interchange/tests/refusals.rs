@@ -310,7 +310,7 @@ fn exports_that_cannot_be_leave_nothing() {
     let folder = directory.path().join("model");
     let good = weights(&UNBIASED);
     type Change = fn(&mut Vec<NamedTensor>);
-    let changes: [(Change, Dtype, &str); 4] = [
+    let changes: [(Change, Dtype, &str); 5] = [
         (
             |weights| drop(weights.remove(0)),
             Dtype::F32,
@@ -333,6 +333,11 @@ fn exports_that_cannot_be_leave_nothing() {
             |weights| weights[0].values[3] = 1e5,
             Dtype::F16,
             "\"wte.weight\" holds 100000 at element 3, which is not finite in F16",
+        ),
+        (
+            |weights| weights[4].values.truncate(63),
+            Dtype::F32,
+            "h.0.attn.c_proj.weight: has shape [8, 8] and 63 values",
         ),
     ];
     for (change, dtype, end) in changes {

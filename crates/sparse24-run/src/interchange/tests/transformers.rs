@@ -72,8 +72,8 @@ pub(super) fn trainer(spec: &ModelSpec, weights: &[NamedTensor], batch: BatchSha
     trainer
 }
 
-/// One batch, with a target at one place of each sequence.
-struct Targets(Vec<(usize, u32)>);
+/// One batch, with a target at these places, of a model that reads segments or not.
+struct Targets(Vec<(usize, u32)>, bool);
 
 impl Evaluation for Targets {
     fn sequences(&self) -> usize {
@@ -84,7 +84,8 @@ impl Evaluation for Targets {
         batch.clear();
         batch.tokens.extend(TOKENS);
         batch.targets.resize(TOKENS.len(), HeadLoss::IGNORE);
-        batch.segments.extend((0..TOKENS.len() as u32).map(|i| u32::from((4..8).contains(&i))));
+        let segments = (0..TOKENS.len()).map(|i| u32::from((4..8).contains(&i)));
+        batch.segments.extend(segments.filter(|_| self.1));
         batch.lengths.extend(LENGTHS);
         for &(at, target) in &self.0 {
             batch.targets[at] = target;
@@ -153,7 +154,7 @@ fn models_have_the_names_and_outputs_of_transformers() {
                     false if is_bert => ([0, 8], 1),
                     false => ([7, 13], 1),
                 };
-                let targets = Targets(places.map(|at| (at, target)).to_vec());
+                let targets = Targets(places.map(|at| (at, target)).to_vec(), is_bert);
                 let (metrics, mut outputs) = trainer.predict(&targets, SHAPE.size).unwrap();
                 outputs.truncate(flat.len());
                 close(name, &outputs, &flat);
@@ -161,7 +162,7 @@ fn models_have_the_names_and_outputs_of_transformers() {
             }
             None if is_bert => {
                 let losses = (0..8).map(|at| {
-                    let targets = Targets(vec![(at, TOKENS[at])]);
+                    let targets = Targets(vec![(at, TOKENS[at])], is_bert);
                     trainer.evaluate(&targets, SHAPE.size).unwrap().loss() as f32
                 });
                 close(name, &losses.collect::<Vec<_>>(), &class.losses);

@@ -261,14 +261,17 @@ fn only_the_weights_of_the_model_are_imported_and_only_dense() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let given = checkpoint_of(&config).weights;
-    let (mut short, mut odd) = (given.clone(), given.clone());
+    let [mut short, mut odd, mut cut] = [(); 3].map(|()| given.clone());
     short.pop();
     odd[1].name = "other".to_owned();
+    cut[1].values.pop();
+    let values = format!("{}: has shape {:?} and", cut[1].name, cut[1].shape);
     let last = format!("parameter {}: is not the model's next parameter", short.len());
     for (config, weights, expected) in [
         (&tiny("fst"), &given, "method.name: expected a method that starts dense"),
         (&config, &short, &last),
         (&config, &odd, "other: is not the model's next"),
+        (&config, &cut, &values),
     ] {
         let error = save_imported(config, weights.clone(), None, &path).unwrap_err();
         assert!(error.to_string().starts_with(expected), "{error}");
