@@ -83,8 +83,8 @@ impl Probes {
             Entry::Occupied(probe) => *probe.get(),
             Entry::Vacant(probe) => {
                 let mut alloc =
-                    |shape| backend.alloc("probe", shape, DType::F32, Region::Activations);
-                let [x, dw] = [alloc([p, p])?, alloc([r, p])?];
+                    |shape, dtype| backend.alloc("probe", shape, dtype, Region::Activations);
+                let (x, dw) = (alloc([p, p], DType::Activation)?, alloc([r, p], DType::F32)?);
                 backend.upload(x, Array2::<f32>::eye(p).as_slice().expect("row-major"))?;
                 *probe.insert([x, dw])
             }
