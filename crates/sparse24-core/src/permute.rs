@@ -96,8 +96,8 @@ pub fn permuted_mask<T: Element>(
     Ok(out)
 }
 
-/// Whether [`permuted_mask`] may have made `both` of `mask`, of the same shape, in `order`: it keeps
-/// nothing else, and at most two of every four rows in order.
+/// Whether [`permuted_mask`] may have made `both` of `mask`, of the same shape, in `order`: it
+/// keeps nothing else, and at most two of every four rows in order.
 ///
 /// # Panics
 /// If `order` names a row that is not there.

@@ -56,14 +56,9 @@ pub(crate) struct Failure {
     sentence: String,
 }
 
-/// Text without line feeds: one in a path would begin a line of its own.
-pub(crate) fn one_line(text: &str) -> String {
-    text.replace('\n', "\u{fffd}")
-}
-
 impl Failure {
     pub(crate) fn new(exit: Exit, sentence: impl Into<String>) -> Self {
-        Self { exit, sentence: one_line(&sentence.into()) }
+        Self { exit, sentence: sentence.into() }
     }
 
     pub(crate) fn exit(&self) -> Exit {

@@ -75,7 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             say!("{}", row(candidate));
         }
         if let Some(lambda) = results.recommended {
-            say!("\nrecommended  {lambda:e}");
+            say!("");
+            say!("recommended  {lambda:e}");
             say!(
                 "next         sparse24 train ... --lambda auto --lambda-search {}",
                 output::word(&args.out)

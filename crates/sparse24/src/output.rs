@@ -12,7 +12,7 @@ use std::{
 use indicatif::MultiProgress;
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure, one_line};
+use crate::failure::{Exit, Failure};
 
 pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
@@ -25,7 +25,7 @@ pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
 }
 
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
-    write(format_args!("{}\n", printable(&text.to_string())))
+    write(format_args!("{}\n", one_line(text)))
 }
 
 /// Writes indented JSON to standard output.
@@ -53,7 +53,7 @@ pub(crate) static LIVE: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::n
 
 /// Writes a line to standard error, above the live ones; errors are ignored.
 pub(crate) fn note(text: impl fmt::Display) {
-    let text = printable(&text.to_string());
+    let text = one_line(text);
     LIVE.suspend(|| drop(writeln!(io::stderr(), "{text}")));
 }
 
@@ -67,8 +67,9 @@ pub(crate) fn write_made(text: &str) -> Result<(), Failure> {
 
 /// Control characters but tabs and line feeds, and characters that change the direction of text.
 fn is_harmful(c: char) -> bool {
-    let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    c.is_control() && !['\t', '\n'].contains(&c) || turns.iter().any(|range| range.contains(&c))
+    c.is_control() && !['\t', '\n'].contains(&c)
+        || matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}')
+        || ('\u{2066}'..='\u{2069}').contains(&c)
 }
 
 /// Text without harmful characters: paths and files may hold escape sequences for the terminal.
@@ -76,11 +77,16 @@ fn printable(text: &str) -> String {
     text.replace(is_harmful, "\u{fffd}")
 }
 
+/// The same without line feeds: one in a path or a name would begin a line of its own.
+fn one_line(text: impl fmt::Display) -> String {
+    printable(&text.to_string()).replace('\n', "\u{fffd}")
+}
+
 /// Notes that the path of a setting is about to be read: in the run directory of others it may be
 /// any file.
 pub(crate) fn note_outside(key: &str, path: &str) {
     if !path.is_empty() {
-        note(format_args!("{key}: reads {}", one_line(path)));
+        note(format_args!("{key}: reads {path}"));
     }
 }
 
@@ -102,10 +108,10 @@ mod tests {
 
     #[test]
     fn harmful_characters_are_replaced_and_escaped_in_json() {
-        assert_eq!(json_line(&"a\u{200f}\n\u{9b}é"), r#""a\u200f\n\u009bé""#);
+        assert_eq!(json_line(&"a\u{200f}\u{61c}\n\u{9b}é"), r#""a\u200f\u061c\n\u009bé""#);
         assert_eq!(
-            printable("a\tb\n\u{1b}[31m\u{9b}\u{202e}é"),
-            "a\tb\n\u{fffd}[31m\u{fffd}\u{fffd}é"
+            printable("a\tb\n\u{1b}[31m\u{9b}\u{202e}\u{61c}é"),
+            "a\tb\n\u{fffd}[31m\u{fffd}\u{fffd}\u{fffd}é"
         );
     }
 }

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use sparse24_lab::paper;
 
-use crate::{failure::Failure, output::say};
+use crate::{
+    failure::Failure,
+    output::{self, say},
+};
 
 /// List the paper's tables and figures, with the command that makes each, and its numbers and ours
 #[derive(clap::Args, Debug)]
@@ -33,11 +36,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let all = paper::experiments();
     for experiment in all.iter().filter(|experiment| args.names.contains(&experiment.name)) {
-        say!("{}", experiment.section());
+        output::write(format_args!("{}\n", experiment.section()))?;
     }
     if args.names.is_empty() {
         for experiment in &all {
-            say!("{:<9} {}\n{:9} {}\n", experiment.name, experiment.title, "", experiment.status());
+            say!("{:<9} {}", experiment.name, experiment.title);
+            say!("{:9} {}", "", experiment.status());
+            say!("");
         }
         say!("For the commands and the numbers: `sparse24 paper NAME`.");
     }

@@ -104,7 +104,8 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
              {lambda:<7} {}{narrowed}",
             phases.join(" ")
         );
-        say!("{:<12} {source}\n", "");
+        say!("{:<12} {source}", "");
+        say!("");
     }
     say!("To train with a method: `sparse24 train --method NAME`.");
     say!("Each preset has a lambda for its default method, fst; --lambda sets another.");
@@ -131,7 +132,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     for preset in PRESETS {
         say!("{:<22} {}", preset.name, preset.summary);
-        say!("{:<22} {}\n", "", preset.source);
+        say!("{:<22} {}", "", preset.source);
+        say!("");
     }
     say!(
         "To train with a preset: `sparse24 train --preset NAME`; to see its settings: \

@@ -125,8 +125,9 @@ fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result<(), Failu
         });
         let among =
             if best.among.len() < results.arms.len() { " that differ only in lambda" } else { "" };
+        say!("");
         say!(
-            "\nbest arm     {} (lowest mean of {}{among}){left_out}",
+            "best arm     {} (lowest mean of {}{among}){left_out}",
             best.arm,
             counted(best.among.len(), "arm")
         );

@@ -25,7 +25,7 @@ use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::Configure,
-    failure::{Exit, Failure, one_line},
+    failure::{Exit, Failure},
     lambda_search,
     output::{counted, json_line, note, note_outside, say, word},
     progress::{Progress, WorkProgress},
@@ -362,8 +362,7 @@ fn note_start(run: &Run, config: &Config) {
     if !overrides.is_empty() {
         overrides.insert_str(0, " with ");
     }
-    let start = format!("{}; preset {}{overrides}", Provenance::build(), config.preset);
-    note(one_line(&start));
+    note(format_args!("{}; preset {}{overrides}", Provenance::build(), config.preset));
     config.remarks().iter().chain(run.notices()).for_each(note);
 }
 

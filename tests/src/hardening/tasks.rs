@@ -64,8 +64,10 @@ pub(super) fn examples(bytes: &[u8]) -> bool {
         assert!(batch.tokens.iter().all(|&id| id <= 256));
     }
     let of_example = if name == "squad" { 16 } else { 1 };
-    let outputs = vec![0.5; examples.validation.len() * of_example * examples.outputs()];
-    assert!(examples.judge(&outputs).scores.values().all(|score| score.is_finite()));
+    let (outputs, count) = (vec![0.5; of_example * examples.outputs()], examples.validation.len());
+    let kept: Vec<f32> = (0..count).flat_map(|number| examples.keep(number, &outputs)).collect();
+    assert!(kept.len() <= 3 * count, "an evaluation must not hold all outputs");
+    assert!(examples.judge(&kept).scores.values().all(|score| score.is_finite()));
     true
 }
 

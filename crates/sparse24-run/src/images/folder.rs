@@ -187,25 +187,29 @@ impl Images {
         self.0.fingerprint
     }
 
-    /// The shares of images to evaluate on whose class is the first, and is among the first five,
-    /// by outputs `[images, classes]`; of equal outputs the first is larger.
+    /// The number of classes whose outputs for an image to evaluate on are larger than that of its
+    /// own class; of equal outputs the first is larger.
+    ///
+    /// # Panics
+    /// Unless there is such an image, and an output for each class.
     #[must_use]
-    pub fn judge(&self, outputs: &[f32]) -> Judgement {
-        let entries = &self.0.splits[1];
-        let rank = |(row, entry): (&[f32], &Entry)| {
-            let class = entry.class as usize;
-            let above = |&(at, output): &(usize, &f32)| {
-                output.total_cmp(&row[class]).is_gt() || at < class && *output == row[class]
-            };
-            row.iter().enumerate().filter(above).count()
+    pub fn rank(&self, number: usize, outputs: &[f32]) -> f32 {
+        let class = self.0.splits[1][number].class as usize;
+        let above = |&(at, output): &(usize, &f32)| {
+            output.total_cmp(&outputs[class]).is_gt() || at < class && *output == outputs[class]
         };
-        let rows = outputs.chunks_exact(outputs.len() / entries.len());
-        let ranks: Vec<usize> = rows.zip(entries).map(rank).collect();
-        let share = |k: usize| {
+        outputs.iter().enumerate().filter(above).count() as f32
+    }
+
+    /// The shares of images to evaluate on whose class is the first, and is among the first five,
+    /// by the [rank](Self::rank) of each.
+    #[must_use]
+    pub fn judge(&self, ranks: &[f32]) -> Judgement {
+        let share = |k: f32| {
             let right = ranks.iter().filter(|&&rank| rank < k).count();
             right as f64 / ranks.len() as f64
         };
-        let scores = [("acc@1", 1), ("acc@5", 5)].map(|(name, k)| (name.to_owned(), share(k)));
+        let scores = [("acc@1", 1.0), ("acc@5", 5.0)].map(|(name, k)| (name.to_owned(), share(k)));
         Judgement { scores: scores.into(), ..Judgement::default() }
     }
 }

@@ -196,7 +196,10 @@ fn accuracies_count_the_first_outputs() {
     let images = Images::open(source(folder.path(), ALL)).unwrap();
     // Two ants, then two bees: right, a tie that the first output wins, wrong, not a number.
     let outputs = [1.0, 0.0, 2.0, 2.0, 1.0, -1.0, f32::NAN, 0.0];
-    let scores = images.judge(&outputs).scores;
+    let ranks: Vec<f32> =
+        outputs.chunks(2).enumerate().map(|(number, row)| images.rank(number, row)).collect();
+    assert_eq!(ranks[..3], [0.0, 0.0, 1.0]);
+    let scores = images.judge(&ranks).scores;
     assert_eq!((scores["acc@1"], scores["acc@5"]), (0.5, 1.0));
 }
 

@@ -313,20 +313,22 @@ impl RunData {
         data: &dyn Evaluation,
         size: usize,
     ) -> Result<(Metrics, Judgement), Error> {
-        if let Self::Text(_) | Self::Pairs(_) = self {
-            let metrics = trainer.evaluate(data, size)?;
-            return match metrics.targets {
-                0 => Err(self.no_target()),
-                _ => Ok((metrics, Judgement::default())),
-            };
+        match self {
+            Self::Text(_) | Self::Pairs(_) => match trainer.evaluate(data, size)? {
+                Metrics { targets: 0, .. } => Err(self.no_target()),
+                metrics => Ok((metrics, Judgement::default())),
+            },
+            Self::Task(examples) => {
+                let keep = |number, outputs: &[f32]| examples.keep(number, outputs);
+                let (metrics, kept) = trainer.predict(data, size, keep)?;
+                Ok((metrics, examples.judge(&kept)))
+            }
+            Self::Images(images) => {
+                let keep = |number, outputs: &[f32]| vec![images.rank(number, outputs)];
+                let (metrics, ranks) = trainer.predict(data, size, keep)?;
+                Ok((metrics, images.judge(&ranks)))
+            }
         }
-        let (metrics, outputs) = trainer.predict(data, size)?;
-        let judgement = match self {
-            Self::Text(_) | Self::Pairs(_) => Judgement::default(),
-            Self::Task(examples) => examples.judge(&outputs),
-            Self::Images(images) => images.judge(&outputs),
-        };
-        Ok((metrics, judgement))
     }
 }
 

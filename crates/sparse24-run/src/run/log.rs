@@ -4,7 +4,7 @@
 
 use std::{
     fs::File,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -15,6 +15,9 @@ use crate::{
     Error,
     disk::{self, As},
 };
+
+/// Most bytes that are searched for the first save of a run; the file may be a hole of any size.
+const SEARCHED: u64 = 16 << 20;
 
 /// An open `log.txt`.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ impl Log {
     /// Whether a log reports a saved checkpoint; no log reports none.
     pub(super) fn reports_save(path: &Path) -> bool {
         let Ok((file, _)) = disk::open(path) else { return false };
-        let mut lines = BufReader::new(file).lines().map_while(Result::ok);
+        let mut lines = BufReader::new(file.take(SEARCHED)).lines().map_while(Result::ok);
         lines.any(|line| line.contains(": saved "))
     }
 

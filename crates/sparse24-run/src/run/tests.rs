@@ -116,6 +116,18 @@ fn the_log_stamps_each_line() {
 }
 
 #[test]
+fn a_save_is_found_near_the_beginning_of_a_log() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("log.txt");
+    for (hole, expected) in [(0, true), (1 << 25, false)] {
+        fs::File::create(&path).unwrap().set_len(hole).unwrap();
+        assert!(!Log::reports_save(&path));
+        Log::open(&path).unwrap().line("step 4: saved step-00000004").unwrap();
+        assert_eq!(Log::reports_save(&path), expected, "after {hole} bytes");
+    }
+}
+
+#[test]
 fn a_timestamp_is_in_utc() {
     let time = UNIX_EPOCH + Duration::from_secs(951_782_400);
     assert_eq!(timestamp(time), "20000229-000000");

@@ -308,8 +308,8 @@ impl Run {
         if self.evaluates_after(metrics.step) && metrics.val_loss.is_none() {
             let step = metrics.step;
             self.pending = Some(metrics);
-            // The evaluation may take long, and must not delay a checkpoint that is due. If it is to
-            // replace the only one, the evaluation first shows that it is sound.
+            // The evaluation may take long, and must not delay a checkpoint that is due. But one
+            // that replaces the only other waits until the evaluation shows that it is sound.
             if self.saves_after(step) && self.config.run.keep_last > 1 {
                 self.save()?;
             }

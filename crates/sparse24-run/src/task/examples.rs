@@ -207,20 +207,39 @@ impl Examples {
         }
     }
 
-    /// The judgement of a model's outputs for the validation split: `[examples, outputs]`, of which
-    /// the class is that of the largest, or `[examples * length, 2]` of spans.
+    /// The part of a model's outputs for a validation example that [`Self::judge`] needs, since all
+    /// outputs may be far larger than the examples: the class of the largest, or the value; of
+    /// `[length, 2]` of spans, the best span.
     ///
     /// # Panics
-    /// Unless there are as many outputs.
+    /// If there are fewer outputs, or no such example.
     #[must_use]
-    pub fn judge(&self, outputs: &[f32]) -> Judgement {
+    pub fn keep(&self, number: usize, outputs: &[f32]) -> Vec<f32> {
+        match (&self.validation, self.source.task.labels) {
+            (Split::Spans(spans), _) => spans.as_ref().expect("an example").best(number, outputs),
+            (_, Labels::Value) => vec![outputs[0]],
+            // Of equal outputs the first.
+            _ => {
+                let larger = |best, at| if outputs[at] > outputs[best] { at } else { best };
+                vec![(1..outputs.len()).fold(0, larger) as f32]
+            }
+        }
+    }
+
+    /// The judgement of a model by what it predicts for the validation split: what [`Self::keep`]
+    /// returns for each example.
+    ///
+    /// # Panics
+    /// If it is of another number of examples.
+    #[must_use]
+    pub fn judge(&self, kept: &[f32]) -> Judgement {
         let scores = self.source.task.scores.iter();
         let defined =
             |(score, value): (&Score, Option<f64>)| Some((score.name().to_owned(), value?));
         match &self.validation {
             Split::Spans(None) => Judgement::default(),
             Split::Spans(Some(spans)) => {
-                let (answers, right) = (spans.answers(outputs), spans.right());
+                let (answers, right) = (spans.answers(kept), spans.right());
                 let texts: Vec<&str> = answers.iter().map(|&(_, text)| text).collect();
                 let scores = scores.map(|score| (score, score.of_answers(&texts, &right)));
                 let owned = |(id, text): (&str, &str)| (id.to_owned(), text.to_owned());
@@ -228,8 +247,7 @@ impl Examples {
                 Judgement { scores: scores.filter_map(defined).collect(), answers }
             }
             Split::Sentences(examples) => {
-                let rows = outputs.chunks_exact(self.outputs());
-                let predictions: Vec<f64> = rows.map(|row| self.prediction(row)).collect();
+                let predictions: Vec<f64> = kept.iter().copied().map(f64::from).collect();
                 let labels = examples.iter().filter_map(|example| match example.target {
                     Target::Label(label) => Some(label),
                     Target::Span(_) => None,
@@ -239,16 +257,6 @@ impl Examples {
                 let scores = scores.filter_map(defined).collect();
                 Judgement { scores, ..Judgement::default() }
             }
-        }
-    }
-
-    /// The class or value of a row of outputs.
-    fn prediction(&self, row: &[f32]) -> f64 {
-        match self.source.task.labels {
-            Labels::Value => f64::from(row[0]),
-            // Of equal outputs the first.
-            _ => (1..row.len()).fold(0, |best, at| if row[at] > row[best] { at } else { best })
-                as f64,
         }
     }
 }

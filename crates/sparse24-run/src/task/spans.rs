@@ -198,28 +198,33 @@ impl Spans {
         (0..self.len()).map(|number| self.rules.tokens(&self.window(number)) as u64).sum()
     }
 
-    /// The id of each question with the answer that a model's outputs `[windows * length, 2]`
-    /// predict: of the 20 tokens of a window's context with the largest first logits and the 20
-    /// with the largest last ones, the pair with the largest sum that is at most 30 tokens long; of
-    /// equal sums, that of the earlier window, first token and last token.
+    /// The best span of a window by a model's outputs `[length, 2]`: of the 20 tokens of its
+    /// context with the largest first logits and the 20 with the largest last ones, the pair with the
+    /// largest sum that is at most 30 tokens long; of equal sums, that of the earlier first token
+    /// and last token. Returned are the sum, and the span in the window's context; an empty one if
+    /// there is none.
+    pub(super) fn best(&self, number: usize, outputs: &[f32]) -> Vec<f32> {
+        let Window { context, begins, .. } = self.window(number);
+        let found = best_span(&outputs[2 * begins..][..2 * context.len()]);
+        let (sum, span) = found.unwrap_or_default();
+        vec![sum, span.start as f32, span.end as f32]
+    }
+
+    /// The id of each question with the predicted answer: of the best spans of its windows, the one
+    /// with the largest sum; of equal sums, that of the earlier window.
     ///
     /// # Panics
-    /// Unless there are outputs for each window.
-    pub(super) fn answers(&self, outputs: &[f32]) -> Vec<(&str, &str)> {
-        let length = outputs.len() / 2 / self.len();
-        assert_eq!(outputs.len(), self.len() * length * 2, "two outputs for each token");
-        let windows: Vec<&[f32]> = outputs.chunks(2 * length).collect();
+    /// Unless there is a best span for each window.
+    pub(super) fn answers(&self, spans: &[f32]) -> Vec<(&str, &str)> {
+        let spans: &[[f32; 3]] = spans.as_chunks().0;
+        assert_eq!(spans.len(), self.len(), "a span for each window");
         let answer = |(number, question): (usize, &'_ Question)| {
             let mut best: Option<(f32, Range<usize>)> = None;
             let all = self.before[number]..self.before[number + 1];
-            for (at, outputs) in all.clone().zip(&windows[all]) {
-                let Window { context, begins, .. } = self.window(at);
-                let of_context = &outputs[2 * begins..][..2 * context.len()];
-                let found = best_span(of_context);
-                if let Some((sum, span)) = found
-                    && best.as_ref().is_none_or(|(best, _)| sum > *best)
-                {
-                    best = Some((sum, span.start + context.start..span.end + context.start));
+            for (at, &[sum, start, end]) in all.clone().zip(&spans[all]) {
+                if start < end && best.as_ref().is_none_or(|(best, _)| sum > *best) {
+                    let context = self.window(at).context.start;
+                    best = Some((sum, context + start as usize..context + end as usize));
                 }
             }
             let paragraph = &self.paragraphs[question.paragraph];
@@ -458,7 +463,10 @@ mod tests {
         // Tokens of the question and of padding are not answers.
         outputs[2 * window * length] = 99.0;
         outputs[2 * (window * length + length - 1) + 1] = 99.0;
-        assert_eq!(spans.answers(&outputs), [("w", "da"), ("r", "\u{c9}mile")]);
+        let windows = outputs.chunks(2 * length).enumerate();
+        let kept: Vec<f32> =
+            windows.flat_map(|(number, outputs)| spans.best(number, outputs)).collect();
+        assert_eq!(spans.answers(&kept), [("w", "da"), ("r", "\u{c9}mile")]);
         assert_eq!(spans.right(), [["Ada"], ["\u{c9}mile"]]);
     }
 

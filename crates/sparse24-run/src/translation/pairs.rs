@@ -275,7 +275,10 @@ impl PairSource {
         };
         let files = [Lines::read(source)?, Lines::read(target)?];
         let [from, to] = files.each_ref().map(|file| file.text.lines().count());
-        if from != to || from == 0 {
+        if from == 0 && to == 0 {
+            return Err(Error::file(&files[0].path, "holds no sentences"));
+        }
+        if from != to {
             let other = files[0].path.display();
             let problem = format!("has {to} lines, but {other} {from}; expected a line for each");
             return Err(Error::file(&files[1].path, problem));
@@ -460,11 +463,12 @@ mod tests {
             ("train.en", b"a\n \nb\n", "train.en: line 2: is empty"),
             ("val.de", b"eine \xff\n", "val.de: line 1: is not UTF-8"),
             ("val.en", b"", "val.de: has 1 lines, but"),
+            ("train.en train.de", b"", "train.en: holds no sentences"),
             ("val.en", b"this sentence is much too long for the model\n", "no pair of sentences"),
         ] {
             let folder = tempfile::tempdir().unwrap();
             write(folder.path(), &GOOD);
-            fs::write(folder.path().join(name), bytes).unwrap();
+            name.split(' ').for_each(|name| fs::write(folder.path().join(name), bytes).unwrap());
             let opened = Pairs::open(source(folder.path(), TokenizerKind::Bpe), None);
             let error = opened.unwrap_err().to_string();
             assert!(error.contains(expected), "{name}: {error}");

@@ -19,11 +19,11 @@ impl Trainer {
     /// # Panics
     /// If `size` is 0 or more than a micro-batch has.
     pub fn evaluate(&mut self, data: &dyn Evaluation, size: usize) -> Result<Metrics, Error> {
-        self.evaluate_parts(data, size, |_, _| Ok(()))
+        self.evaluate_parts(data, size, |_, _, _| Ok(()))
     }
 
-    /// Evaluates all sequences with a fine-tuned model, like [`Self::evaluate`]; also returns its
-    /// outputs `[sequences, outputs]`, or `[sequences * sequence_length, 2]` of spans.
+    /// Evaluates all sequences with a fine-tuned model, like [`Self::evaluate`]; also returns
+    /// what `keep` makes of the number and the outputs of each, `[sequence_length, 2]` of a span.
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors of [`Self::evaluate`].
@@ -34,38 +34,38 @@ impl Trainer {
         &mut self,
         data: &dyn Evaluation,
         size: usize,
+        keep: impl Fn(usize, &[f32]) -> Vec<f32>,
     ) -> Result<(Metrics, Vec<f32>), Error> {
-        let mut outputs = Vec::new();
-        let metrics = self.evaluate_parts(data, size, |model, pass| {
-            outputs.extend(model.outputs(pass)?);
+        let mut kept = Vec::new();
+        let metrics = self.evaluate_parts(data, size, |first, model, pass| {
+            let outputs = model.outputs(pass)?;
+            let each = outputs.chunks(outputs.len() / pass.batch.size).zip(first..);
+            kept.extend(each.flat_map(|(outputs, number)| keep(number, outputs)));
             Ok(())
         })?;
-        Ok((metrics, self.group.all_gather_floats(&outputs)?.concat()))
+        Ok((metrics, self.group.all_gather_floats(&kept)?.concat()))
     }
 
     fn evaluate_parts(
         &mut self,
         data: &dyn Evaluation,
         size: usize,
-        mut each: impl FnMut(&dyn Model, &mut Pass<'_>) -> Result<(), Error>,
+        mut each: impl FnMut(usize, &dyn Model, &mut Pass<'_>) -> Result<(), Error>,
     ) -> Result<Metrics, Error> {
-        let phase = *self.phase();
-        let mut parts = Vec::new();
+        let (phase, mut parts) = (*self.phase(), Vec::new());
         assert!((1..=self.recipe.batch.size).contains(&size), "{size} sequences do not fit");
         let (rank, world) = (self.group.rank(), self.group.world());
-        let all = data.sequences().div_ceil(size);
+        let (sequences, all) = (data.sequences(), data.sequences().div_ceil(size));
         for first in (rank * all / world..(rank + 1) * all / world).map(|part| part * size) {
             self.check_interrupt()?;
-            let size = size.min(data.sequences() - first);
-            let shape = BatchShape { size, ..self.recipe.batch };
+            let shape = BatchShape { size: size.min(sequences - first), ..self.recipe.batch };
             self.batch.clear();
             data.fill(first, shape, &mut self.batch)?;
             let shape = self.upload_batch(shape)?;
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
-            let pass = recipe.pass(&mut **backend, &phase, shape);
-            let mut pass = Pass { dropout: 0.0, ..pass };
+            let mut pass = Pass { dropout: 0.0, ..recipe.pass(&mut **backend, &phase, shape) };
             model.evaluate(&mut pass)?;
-            each(&**model, &mut pass)?;
+            each(first, &**model, &mut pass)?;
             parts.extend([backend.download(model.loss())?[0], batch.counted as f32]);
         }
         // In the order of the sequences, so that the sum does not depend on the ranks.

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::json;
+
 use crate::{
     finetune::{BERT, data, questions},
     support::{Place, SAVED, TINY, Tree},
@@ -275,9 +277,21 @@ fn what_a_folder_says_is_harmless() {
     let path = place.path("text").display().to_string();
     place.edit("run/config.toml", &path, "\\u001b[2K\\u202e/nowhere");
     let (_, missing) = place.exits("eval run", 3);
-    for text in [err, missing] {
+    place.edit("run/config.toml", "\\u001b[2K\\u202e/nowhere", &path);
+    // Of a finished run, and of one whose last evaluation is to be done.
+    let mut last = place.metrics("run").pop().unwrap();
+    last["scores"] = json!({ "x\nEVIL": 1.0 });
+    place.write("run/metrics.jsonl", format!("{last}\n"));
+    let (finished, _) = place.exits("resume run", 0);
+    assert!(finished.contains("EVIL"), "{finished}");
+    last.as_object_mut().unwrap().remove("val_loss");
+    last["skipped"] = json!("x\nEVIL");
+    place.write("run/metrics.jsonl", format!("{last}\n"));
+    let (_, pending) = place.exits("resume run", 0);
+    assert!(pending.contains("EVIL"), "{pending}");
+    for text in [err, missing, finished, pending] {
         let is_harmful = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
-        assert!(!text.contains(is_harmful), "{text:?}");
+        assert!(!text.contains(is_harmful) && !text.contains("\nEVIL"), "{text:?}");
     }
 }
 

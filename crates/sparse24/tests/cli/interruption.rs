@@ -108,18 +108,6 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
 }
 
 #[test]
-fn the_end_of_a_sparse_phase_that_a_resume_cut_is_kept() {
-    let place = Place::trained(SAVED);
-    place.rewind("run", [10, 12]);
-    place.answer("resume run --set steps=9");
-    let phase = |step: usize| place.metrics("run")[step - 1]["phase"].clone();
-    assert_eq!([phase(8), phase(9)], ["sparse", "dense"]);
-    let notes = place.notes("resume run --set steps=30 --set run.keep_last=1");
-    assert!(notes.contains("sparse training continues until step 25"), "{notes}");
-    assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000025", "step-00000030"]);
-}
-
-#[test]
 fn a_resume_changes_settings_from_there_on() {
     let place = Place::trained(SAVED);
     let model = "run/checkpoints/step-00000012: *model.d_model = 32*weights do not fit";

@@ -105,7 +105,7 @@ fn two_processes_never_write_one_run() {
     let mut notes = BufReader::new(first.stderr.take().unwrap());
     notes.read_line(&mut String::new()).unwrap();
     let second = place.command("resume next").output().unwrap();
-    assert_eq!(second.status.code(), Some(3));
+    assert_eq!(second.status.code(), Some(4));
     let error = sentence(&second);
     assert!(is_like(&error, &format!("next: *in use*{}", first.id())), "{error}");
     fs::remove_file(place.path("next/lock")).unwrap();

@@ -240,3 +240,15 @@ fn a_warm_up_as_long_as_the_run_is_reported() {
         assert_eq!(notes.lines().any(is_remark), is_reported, "{notes}");
     }
 }
+
+#[test]
+fn the_end_of_a_sparse_phase_that_a_resume_cut_is_kept() {
+    let place = Place::trained(SAVED);
+    place.rewind("run", [10, 12]);
+    place.answer("resume run --set steps=9");
+    let phase = |step: usize| place.metrics("run")[step - 1]["phase"].clone();
+    assert_eq!([phase(8), phase(9)], ["sparse", "dense"]);
+    let notes = place.notes("resume run --set steps=30 --set run.keep_last=1");
+    assert!(notes.contains("sparse training continues until step 25"), "{notes}");
+    assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000025", "step-00000030"]);
+}

@@ -53,7 +53,8 @@ fn a_model_has_the_names_and_outputs_of_timm() {
     for (name, class) in &classes {
         let (spec, weights) = returned(name, class);
         let mut trainer = trainer(&spec, &weights, SHAPE);
-        let (metrics, outputs) = trainer.predict(&Pictures, SHAPE.size).unwrap();
+        let keep = |_, outputs: &[f32]| outputs.to_vec();
+        let (metrics, outputs) = trainer.predict(&Pictures, SHAPE.size, keep).unwrap();
         close(name, &outputs, &class.logits.concat());
         close(name, &[metrics.loss() as f32], &[class.losses.iter().sum::<f32>() / 2.0]);
     }

@@ -241,9 +241,10 @@ fn print_table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
         report.tokens_per_s
     );
     say!(
-        "profiled, each launch queued between events: {whole:.2} ms (mean of {}):\n",
+        "profiled, each launch queued between events: {whole:.2} ms (mean of {}):",
         report.profiled_steps
     );
+    say!("");
     say!("{:<44} {:>10} {:>7} {:>9}", "kind of work", "ms a step", "%", "launches");
     for kind in &report.kinds {
         let indented = kind.parts.iter().map(|part| (format!("  {}", part.name), part));
