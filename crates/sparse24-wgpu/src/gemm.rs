@@ -22,7 +22,7 @@ const ENOUGH: usize = 256;
 /// A kernel for products.
 #[derive(Debug)]
 pub(crate) struct Product {
-    kernel: &'static Kernel,
+    pub(crate) kernel: &'static Kernel,
     /// Rows and columns of an output tile, the part of C that a workgroup computes.
     tile: [usize; 2],
     /// The values of k of a call, if one call is not enough.
