@@ -17,7 +17,8 @@ pub(crate) fn build() -> Result<ExitCode> {
     // Before the long build.
     for tool in ["wasm-bindgen", "gzip"] {
         output(Command::new(tool).arg("--version"), root).map_err(|error| {
-            format!("{error}; crates/sparse24-web/README.md says which tools the page needs")
+            let readme = "crates/sparse24-web/README.md";
+            format!("{error}; the page needs gzip, and wasm-bindgen as {readme} says")
         })?;
     }
     let (built, out) = (root.join("target").join(TARGET).join("release"), root.join("target/web"));

@@ -76,7 +76,7 @@ pub enum Error {
         found: [usize; 2],
     },
     /// The device refuses the operands of an operation for another reason than their shape.
-    #[error("{0}; this is a defect of the program that called it")]
+    #[error("{0}; this is a bug in this library or in the program that calls it")]
     Refused(String),
     /// A parameter's state is incomplete or belongs to another model.
     #[error("{name}: {problem}")]

@@ -15,7 +15,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The elements in words.
+    /// Name of the elements in error messages.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::F32 => "f32",

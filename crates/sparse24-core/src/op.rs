@@ -86,7 +86,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// The least `word >> 8` of an element that is kept; 0, which keeps all, for a `p` from 1 on.
+    /// Elements whose `word >> 8` is at least this are kept; 0, which keeps all, unless `p < 1`.
     #[must_use]
     pub fn least(&self) -> u32 {
         // The product with a power of two is exact.
@@ -94,7 +94,7 @@ impl Dropout {
         least as u32 + u32::from((least as u32 as f32) < least)
     }
 
-    /// The factor of the elements that are kept; infinite for a `p` from 1 on.
+    /// The factor that kept elements are multiplied by; infinite unless `p < 1`.
     #[must_use]
     pub fn scale(&self) -> f32 {
         if self.p < 1.0 { 1.0 / (1.0 - self.p) } else { f32::INFINITY }

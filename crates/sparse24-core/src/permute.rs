@@ -96,8 +96,9 @@ pub fn permuted_mask<T: Element>(
     Ok(out)
 }
 
-/// Whether [`permuted_mask`] may have made `both` of `mask`, of the same shape, in `order`: it
-/// keeps nothing else, and at most two of every four rows in order.
+/// Whether `both` could be a result of [`permuted_mask`] for `mask`, of the same shape, and
+/// `order`: it keeps only elements that `mask` keeps, and in each column at most two of every four
+/// rows in that order.
 ///
 /// # Panics
 /// If `order` names a row that is not there.

@@ -461,7 +461,7 @@ pub fn numbered(path: &Path) -> (PathBuf, String) {
 /// Whether a path leads to this open file.
 ///
 /// # Errors
-/// [`Error::Io`] if the path cannot be opened for another reason than that there is nothing.
+/// [`Error::Io`] if the path exists but cannot be opened.
 #[cfg(unix)]
 pub fn leads_to(path: &Path, file: &File) -> Result<bool, Error> {
     let identity = |file: &File| {
@@ -536,7 +536,7 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Refuses a file of this size beyond `limit` bytes.
+/// Refuses a file that is larger than `limit` bytes.
 pub fn check_size(path: &Path, size: u64, limit: u64) -> Result<(), Error> {
     if size <= limit {
         return Ok(());

@@ -39,14 +39,14 @@ pub struct Batch {
     pub shape: Option<BatchShape>,
 }
 
-/// The inputs that a model reads; a batch has these and no others. Images may be mixed.
+/// The inputs that a model reads; a batch has no others. Images may have second targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inputs {
     /// Tokens.
     Tokens,
     /// Tokens, in no more sequences than the recipe says, however short.
     Sequences,
-    /// These, and segments.
+    /// Like `Sequences`, with optional segments.
     Segments,
     /// Tokens, and a source.
     Translation,

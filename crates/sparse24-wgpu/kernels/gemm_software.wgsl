@@ -1,4 +1,4 @@
-// gemm_software: C = A B + bias, or C += A B + bias, by a call for every 64 values of k
+// gemm_software: C = A B + bias, or C += A B + bias, in one call per 64 values of k
 // in   A, B f32, read by vec4 loads; bias f32 [n]
 // out  C f32 [m,n]: the first call overwrites or adds to it, the others add to it
 // pre  m a multiple of 32, n of 128, k of 64; offsets and strides are multiples of 4; output tiles
@@ -48,7 +48,7 @@ fn turned(x: mat4x4<f32>, turn: bool) -> mat4x4<f32> {
     );
 }
 
-// Copies four rows and four values of k, counted in fours.
+// Copies a 4x4 block of A to a_tile; rows and of_k count blocks.
 fn fill(rows: u32, of_k: u32, first_row: u32) {
     let i = first_row + 4u * rows;
     let at = (c.a_offset + i * c.a_row + (c.first + 4u * of_k) * c.a_column) / 4u;

@@ -9,7 +9,7 @@ pub enum Error {
     /// The machine has no such adapter.
     #[error(
         "no GPU adapter {number} ({}install the GPU's driver for Vulkan, Metal or Direct3D 12, or \
-         take the CPU with backend.name = \"cpu\"",
+         use the CPU with backend.name = \"cpu\"",
         listed(.found)
     )]
     NoAdapter {

@@ -25,7 +25,7 @@ pub(crate) struct Product {
     pub(crate) kernel: &'static Kernel,
     /// Rows and columns of an output tile, the part of C that a workgroup computes.
     tile: [usize; 2],
-    /// The values of k of a call, if one call is not enough.
+    /// Values of k per call; `None` if one call covers all of k.
     depth: Option<usize>,
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if finds && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class)) {
             settings.push(format!("task.classes={}", class_list(&labels)));
         }
-        // Whether they mean the same, only the user knows.
+        // Only the user knows whether they mean the same.
         if let Some(Labels::Named(names)) = task::find(task).map(|task| task.labels) {
             let unknown = labels.iter().zip(names).zip(0..).filter(|((label, name), class)| {
                 !label.eq_ignore_ascii_case(name) && **label != numbered(*class)

@@ -167,7 +167,8 @@ impl Operands {
         let Some(t) = t else { return Ok(self) };
         shape(self.operation, operand, expected, t.shape)?;
         if !types.contains(&t.dtype) {
-            let (held, needed) = (t.dtype.words(), types[0].words());
+            let needed = if types.len() > 1 { "floats" } else { types[0].words() };
+            let held = t.dtype.words();
             let problem = format_args!("{operand} holds {held}, not {needed}");
             return Err(refused(self.operation, problem));
         }

@@ -25,7 +25,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// Whether memory ran out, by the driver's words where there is no error of its own.
+/// Whether the device is out of memory. A driver's error is recognized by its text.
 fn is_of_memory(refusal: &Refusal) -> bool {
     refusal.to_string().to_lowercase().contains("memory")
 }

@@ -66,7 +66,7 @@ impl Manifest {
         }
     }
 
-    /// The bytes of the file in this directory, refused if they are more than are read.
+    /// The bytes of the manifest, refused if they exceed the limit for reading one.
     pub(crate) fn seal(&self, directory: &Path) -> Result<Vec<u8>, Error> {
         let mut bytes = serde_json::to_vec_pretty(self).expect("strings and integers are JSON");
         bytes.truncate(bytes.len() - b"\n}".len());

@@ -207,7 +207,7 @@ fn contents_that_contradict_each_other_are_refused() {
     }
 }
 
-/// Rotation would remove the last one that loads.
+/// Otherwise, rotation could remove the last checkpoint that loads.
 #[test]
 fn a_checkpoint_that_would_not_load_is_not_saved() {
     type Change = fn(&mut Checkpoint);

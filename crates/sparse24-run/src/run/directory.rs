@@ -281,9 +281,12 @@ pub fn lock(directory: &Path) -> Result<Lock, Error> {
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
             let holder = match file.take(20).read_to_string(&mut text) {
-                // Containers have numbers of their own.
+                // A process in another container may have the same number.
                 Ok(1..) if text.trim() == std::process::id().to_string() => {
-                    format!("process {}: this one, or that of another container", text.trim())
+                    format!(
+                        "process {}: this one, or one of that number in another container",
+                        text.trim()
+                    )
                 }
                 Ok(1..) => format!("process {}", text.trim()),
                 _ => "another process".to_owned(),

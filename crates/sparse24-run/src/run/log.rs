@@ -16,7 +16,7 @@ use crate::{
     disk::{self, As},
 };
 
-/// Most bytes that are searched for the first save of a run; the file may be a hole of any size.
+/// Maximum number of bytes searched for the first save; a sparse file may be of any length.
 const SEARCHED: u64 = 16 << 20;
 
 /// An open `log.txt`.

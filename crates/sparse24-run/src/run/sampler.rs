@@ -15,7 +15,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// The token drawn at this position from logits without a NaN; equal ones are ordered lowest id
-    /// first. The first infinite one is certain; minus infinity is drawn only if all are.
+    /// first. If some are infinity, the first of them is drawn; minus infinity only if all are.
     ///
     /// # Panics
     /// Without logits, and for a temperature that is negative or NaN.

@@ -87,9 +87,9 @@ impl Run {
     }
 }
 
-/// Steps of checkpoints that end no sparse phase of the present configuration, but ended one of the
-/// configuration they were saved with, or were followed by a dense step; also the last sparse
-/// checkpoint among steps that are dense now.
+/// Steps of checkpoints that no longer end a sparse phase, but did when they were saved, or were
+/// followed by a dense step according to the metrics. Also the last checkpoint that was saved in a
+/// sparse phase at a step that is dense now.
 pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result<Vec<u32>, Error> {
     let (metrics, mut was_sparse, mut switches) = (directory.metrics(), false, Vec::new());
     if disk::exists(&metrics) {

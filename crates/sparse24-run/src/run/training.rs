@@ -181,9 +181,9 @@ impl Run {
     ///
     /// # Errors
     /// [`Error::NonFinite`] and [`Error::SkipLimit`] before the update, [`Error::Spike`] and
-    /// [`Error::NonFiniteEvaluation`] after it; the last checkpoint is kept. Errors from the run
-    /// directory, and from saving, after the current step. [`Error::File`] for a run that must be
-    /// resumed.
+    /// [`Error::NonFiniteEvaluation`] after it. The last checkpoint is kept, but one of the step
+    /// whose evaluation was not finite is set aside. Errors from the run directory, and from
+    /// saving, after the current step. [`Error::File`] for a run that must be resumed.
     pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
         on_configured(self.config.backend.threads, || self.train_here(observer))
     }

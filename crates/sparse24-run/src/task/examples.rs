@@ -207,9 +207,9 @@ impl Examples {
         }
     }
 
-    /// The part of a model's outputs for a validation example that [`Self::judge`] needs, since all
-    /// outputs may be far larger than the examples: the class of the largest, or the value; of
-    /// `[length, 2]` of spans, the best span.
+    /// Reduces a model's outputs for a validation example to the part that [`Self::judge`] needs:
+    /// the class with the largest output, the value, or the best span of outputs `[length, 2]`.
+    /// Keeping all outputs could take far more memory than the examples.
     ///
     /// # Panics
     /// If there are fewer outputs, or no such example.

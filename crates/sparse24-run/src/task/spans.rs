@@ -201,8 +201,8 @@ impl Spans {
     /// The best span of a window by a model's outputs `[length, 2]`: of the 20 tokens of its
     /// context with the largest first logits and the 20 with the largest last ones, the pair with
     /// the largest sum that is at most 30 tokens long; of equal sums, that of the earlier first
-    /// token and last token. Returned are the sum, and the span in the window's context; an empty
-    /// one if there is none.
+    /// token and last token. Returns the sum, and the span's start and end within the context; an
+    /// empty span if there is none.
     pub(super) fn best(&self, number: usize, outputs: &[f32]) -> Vec<f32> {
         let Window { context, begins, .. } = self.window(number);
         let found = best_span(&outputs[2 * begins..][..2 * context.len()]);

@@ -28,7 +28,7 @@ impl Method {
         let first = pruned.clone().next();
         let is_other = |phase: &Phase| first.is_some_and(|first| phase.forward != first.forward);
         // A weight has one mask, which a phase of another kind would inherit until the next
-        // refresh. Its groups are along the rows of W, which the product contracts.
+        // refresh. Groups lie within rows of W: the product sums along a row.
         if pruned.any(is_other) || first.and_then(Phase::mask) == Some(MaskKind::ColumnWise) {
             return refuse(
                 "method.forward",

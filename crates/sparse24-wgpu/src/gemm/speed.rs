@@ -63,7 +63,7 @@ fn compare(models: &[(&str, [usize; 3])]) {
                 used += times[usize::from(chosen.tile == large.tile)];
                 let [small, other] = times.map(|t| 2e-12 * (p * q * r) as f64 / t.as_secs_f64());
                 println!(
-                    "{model:13} {name:4} {pass:7} {:5} large: {small:8.4} {other:8.4}, used {:?}",
+                    "{model:13} {name:4} {pass:7} {:5} tiles: {small:8.4} {other:8.4}, used {:?}",
                     large.tiles(out.shape),
                     chosen.tile,
                 );
@@ -73,7 +73,7 @@ fn compare(models: &[(&str, [usize; 3])]) {
             }
         }
         let [small, large] = sums;
-        println!("{model}, a layer: {small:.2?} small, {large:.2?} large, {used:.2?} as used");
+        println!("{model}, a layer: {small:.2?} and {large:.2?}, {used:.2?} as chosen");
     }
 }
 

@@ -230,9 +230,9 @@ impl WordPiece {
         Self::try_from(Vocabulary { pieces, ..rules.clone() }).expect("all pieces differ")
     }
 
-    /// Reads Hugging Face's `tokenizer.json`, with which a `tokenizer_config.json` beside it must
-    /// agree, or a `vocab.txt` with a piece a line, whose rules are those of that file. Without
-    /// one, text becomes lower case unless some piece has a capital letter.
+    /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
+    /// `tokenizer_config.json` beside the first must not contradict it; beside the second, it sets
+    /// the rules. Without it, text becomes lower case unless some piece has a capital letter.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
@@ -297,8 +297,8 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
 }
 
-/// Refuses a `tokenizer_config.json` with other rules than those of the `tokenizer.json`:
-/// transformers takes them, unless the class is the one that leaves all to the latter.
+/// Refuses a `tokenizer_config.json` whose rules differ from those of `tokenizer.json`. Only the
+/// classes `BertTokenizer` and `BertTokenizerFast` apply them, so no other class is checked.
 fn agree(vocabulary: &Vocabulary, config: &Value) -> Result<(), String> {
     let takes = |class: &Value| class.as_str().is_some_and(|class| class.starts_with("BertToken"));
     if !takes(&config["tokenizer_class"]) {
@@ -320,8 +320,8 @@ fn agree(vocabulary: &Vocabulary, config: &Value) -> Result<(), String> {
     ] {
         if asked != has {
             return Err(format!(
-                "has {has} for what tokenizer_config.json calls {key} and sets to {asked}, if only \
-                 by default; change one of them"
+                "contradicts tokenizer_config.json: {key} is {has} here and {asked} there \
+                 (perhaps by default); change one of them"
             ));
         }
     }
@@ -467,7 +467,7 @@ mod tests {
         // Our own files agree; a cased vocabulary with the default of `BertTokenizer` does not.
         for (config, expected) in [
             (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": false }), ""),
-            (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case and sets to true"),
+            (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case is false here"),
             (json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), ""),
         ] {
             fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
