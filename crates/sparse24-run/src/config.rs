@@ -228,7 +228,9 @@ pub(crate) const RESTORE: &str = "start the first command of its provenance.json
     --out, stop it, and copy config.toml from there; a resume then names each difference from the \
     checkpoint";
 
-fn sets(settings: &[String], key: &str) -> bool {
+/// Whether one of these `KEY=VALUE` settings sets a key.
+#[must_use]
+pub fn sets(settings: &[String], key: &str) -> bool {
     settings.iter().filter_map(|setting| setting.split_once('=')).any(|(set, _)| set.trim() == key)
 }
 

@@ -5,23 +5,6 @@
 // acc  f32, k ascending: one accumulator per element
 // ref  loops in f64
 
-struct Constants {
-    m: u32,
-    n: u32,
-    k: u32,
-    a_offset: u32,
-    a_row: u32,
-    a_column: u32,
-    b_offset: u32,
-    b_row: u32,
-    b_column: u32,
-    c_offset: u32,
-    c_stride: u32,
-    bias_offset: u32,
-    biased: u32,
-    adds: u32,
-}
-@group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 

@@ -10,25 +10,6 @@
 // at an index that is known when the kernel is compiled, outside of loops and branches. So A is
 // read at such indices, and all of the kernel is unrolled.
 
-struct Constants {
-    m: u32,
-    n: u32,
-    k: u32,
-    a_offset: u32,
-    a_row: u32,
-    a_column: u32,
-    b_offset: u32,
-    b_row: u32,
-    b_column: u32,
-    c_offset: u32,
-    c_stride: u32,
-    bias_offset: u32,
-    biased: u32,
-    adds: u32,
-    // The first value of k.
-    first: u32,
-}
-@group(0) @binding(0) var<uniform> c: Constants;
 @group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> b: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;

@@ -60,10 +60,10 @@ kernels! {
     DROP_SEQUENCES = "drop_sequences" in ["philox", "dropout"], 0 -> 1;
     COPY = "copy" in ["copy"], 1 -> 1;
     FILL = "fill" in ["fill"], 0 -> 1;
-    GEMM = "gemm" in ["tile64", "gemm", "gemm_singles"], 3 -> 1;
-    GEMM_FOURS = "gemm" in ["tile64", "gemm", "gemm_fours"], 3 -> 1;
-    GEMM_LARGE = "gemm" in ["tile128", "gemm", "gemm_fours"], 3 -> 1;
-    GEMM_SOFTWARE = "gemm_software" in ["gemm_software"], 3 -> 1;
+    GEMM = "gemm" in ["tile64", "product", "gemm", "gemm_singles"], 3 -> 1;
+    GEMM_FOURS = "gemm" in ["tile64", "product", "gemm", "gemm_fours"], 3 -> 1;
+    GEMM_LARGE = "gemm" in ["tile128", "product", "gemm", "gemm_fours"], 3 -> 1;
+    GEMM_SOFTWARE = "gemm_software" in ["product", "gemm_software"], 3 -> 1;
     ADD = "add" in ["add"], 2 -> 1;
     ACTIVATION_FORWARD = "activation_forward" in ["math", "activated", "activation"], 1 -> 1;
     ACTIVATION_BACKWARD = "activation_backward"

@@ -3,7 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use sparse24_run::{ErrorKind, config::Config, run::Model};
+use sparse24_run::{
+    ErrorKind,
+    config::{self, Config},
+    run::Model,
+};
 use sparse24_train::trainer::Trainer;
 
 use crate::failure::{Exit, Failure};
@@ -66,8 +70,7 @@ impl Configure {
 
     /// Whether the user sets this key by `--set`.
     pub(crate) fn sets(&self, key: &str) -> bool {
-        let mut keys = self.settings.iter().filter_map(|setting| setting.split_once('='));
-        keys.any(|(set, _)| set.trim() == key)
+        config::sets(&self.settings, key)
     }
 
     pub(crate) fn has_seed(&self) -> bool {
