@@ -162,13 +162,16 @@ pub fn fixed() -> impl Iterator<Item = Draw> {
     ];
     let large = large.map(|sizes| (sizes, Values::Plain));
     let cases = (0..).zip(every.chain(large));
-    cases.map(|(at, (sizes, values)): (u64, _)| Draw {
+    let cases = cases.map(|(at, (sizes, values)): (u64, _)| Draw {
         sizes,
         batch: 1 + (at % 2) as usize,
         options: [0, 1, 2, 3].map(|bit| (at * 7) >> bit & 1 == 1),
         values,
         seed: at,
-    })
+    });
+    // Whole blocks of rows and columns.
+    let (options, values) = ([true, true, false, false], Values::Plain);
+    cases.chain([Draw { sizes: [64, 32, 96, 2], batch: 2, options, values, seed: 42 }])
 }
 
 /// Checks one case of an operation.

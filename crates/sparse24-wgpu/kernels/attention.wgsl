@@ -30,6 +30,8 @@ struct Constants {
     site: u32,
     least: u32,
     kept_scale: f32,
+    // The first row of the other operands, where a kernel takes several calls.
+    first: u32,
     // Offsets and strides of the gradients.
     d_offset: u32,
     d_stride: u32,

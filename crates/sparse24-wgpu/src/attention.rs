@@ -2,13 +2,45 @@
 
 use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
-use crate::{Device, Error, Matrix, WORKGROUP, error::check_shape, kernels};
+use crate::{
+    Device, Error, Matrix, WORKGROUP,
+    error::check_shape,
+    kernels::{self, Kernel},
+};
 
 /// Maximum head dimension: a head's columns stay in registers.
 pub const MAX_HEAD_WIDTH: usize = 128;
 
-/// Rows per workgroup.
+/// Rows per workgroup, and rows of the other operands per call on a software adapter.
 const ROWS: usize = 32;
+
+/// Width of the heads that the kernels for software adapters take.
+const SOFTWARE_WIDTH: usize = 32;
+
+/// A kernel, and how many rows of the other operands a call takes; all of them if `None`.
+struct Variant(&'static Kernel, Option<usize>);
+
+/// A kernel with scalar loads, with vec4 loads, and for software adapters.
+const fn variants(kernels: [&'static Kernel; 3]) -> [Variant; 3] {
+    let [singles, fours, software] = kernels;
+    [Variant(singles, None), Variant(fours, None), Variant(software, Some(ROWS))]
+}
+
+static FORWARD: [Variant; 3] = variants([
+    &kernels::ATTENTION_FORWARD,
+    &kernels::ATTENTION_FORWARD_FOURS,
+    &kernels::ATTENTION_FORWARD_SOFTWARE,
+]);
+static DQ: [Variant; 3] = variants([
+    &kernels::ATTENTION_DQ,
+    &kernels::ATTENTION_DQ_FOURS,
+    &kernels::ATTENTION_DQ_SOFTWARE,
+]);
+static DKV: [Variant; 3] = variants([
+    &kernels::ATTENTION_DKV,
+    &kernels::ATTENTION_DKV_FOURS,
+    &kernels::ATTENTION_DKV_SOFTWARE,
+]);
 
 /// o = dropout(softmax(mask(q k^T / sqrt(width)))) v for every sequence and head.
 #[derive(Debug, Clone, Copy)]
@@ -56,16 +88,11 @@ pub fn backward_scratch(shape: AttentionShape) -> usize {
 /// [`Error::Shape`] unless the operands fit and a head is at most [`MAX_HEAD_WIDTH`] wide; failures
 /// of earlier work.
 pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
-    let width = check("attention forward", op)?;
-    let groups = op.shape.queries.div_ceil(ROWS);
-    let constants = constants(op, op.o, width, groups);
+    check("attention forward", op)?;
     let matrices = [op.q, op.k, op.v, op.lengths.unwrap_or(op.q), op.o, op.lse];
-    let kernel = if fours(width, [op.q, op.k, op.v]) {
-        &kernels::ATTENTION_FORWARD_FOURS
-    } else {
-        &kernels::ATTENTION_FORWARD
-    };
-    run(device, kernel, op, matrices, &constants, groups)
+    let variant = &FORWARD[variant(device, op, [op.q, op.k, op.v, op.o])];
+    let AttentionShape { queries, keys, .. } = op.shape;
+    run(device, variant, op, op.o, matrices, &[], [queries, keys])
 }
 
 /// Computes [`AttentionBackward`].
@@ -97,19 +124,12 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     let AttentionForward { q, k, v, lse, lengths, .. } = *forward;
     let lengths = lengths.unwrap_or(q);
     let inputs = |gradient| [q, k, v, lse, *d_o, delta, lengths, gradient];
-    let (of_queries, of_keys) = if fours(width, [q, k, v, *d_o]) {
-        (&kernels::ATTENTION_DQ_FOURS, &kernels::ATTENTION_DKV_FOURS)
-    } else {
-        (&kernels::ATTENTION_DQ, &kernels::ATTENTION_DKV)
-    };
-    let groups = queries.div_ceil(ROWS);
-    let of_dq = [&constants(forward, *d_o, width, groups)[..], &dq.place()].concat();
-    run(device, of_queries, forward, inputs(*dq), &of_dq, groups)?;
-    let groups = keys.div_ceil(ROWS);
-    let shared = constants(forward, *d_o, width, groups);
+    let variant = variant(device, forward, [q, k, v, *d_o]);
+    let of_dq = dq.place();
+    run(device, &DQ[variant], forward, *d_o, inputs(*dq), &of_dq, [queries, keys])?;
     let mut write = |gradient: Matrix, writes: u32| {
-        let constants = [&shared[..], &dk.place(), &dv.place(), &[writes]].concat();
-        run(device, of_keys, forward, inputs(gradient), &constants, groups)
+        let gradients = [&dk.place()[..], &dv.place(), &[writes]].concat();
+        run(device, &DKV[variant], forward, *d_o, inputs(gradient), &gradients, [keys, queries])
     };
     if dk.buffer == dv.buffer {
         return write(*dk, 3);
@@ -118,9 +138,18 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     write(*dv, 2)
 }
 
-/// Whether every operand can be read by vec4 loads.
-fn fours<const N: usize>(width: usize, operands: [Matrix; N]) -> bool {
-    width.is_multiple_of(4) && operands.into_iter().all(Matrix::has_fours)
+/// Place of the variant for these operands: all that are read, and what a software adapter writes.
+fn variant<const N: usize>(device: &Device, op: &AttentionForward, operands: [Matrix; N]) -> usize {
+    let AttentionShape { batch, heads, queries, keys, .. } = op.shape;
+    let width = op.q.shape[1] / heads.max(1);
+    let has_fours = width.is_multiple_of(4) && operands.into_iter().all(Matrix::has_fours);
+    let is_whole = [queries, keys].iter().all(|rows| rows.is_multiple_of(ROWS));
+    let groups = batch * heads * queries.max(keys) / ROWS;
+    let fits = width == SOFTWARE_WIDTH && is_whole && groups <= kernels::MOST_GROUPS as usize;
+    match has_fours && device.is_software() && fits && op.dropout.is_none() {
+        true => 2,
+        false => usize::from(has_fours),
+    }
 }
 
 /// Checks the operands of the forward pass and returns the width of a head.
@@ -141,11 +170,22 @@ fn check(operation: &'static str, op: &AttentionForward) -> Result<usize, Error>
     Ok(width)
 }
 
-/// The constants of `attention.wgsl` up to `kept_scale`; those of the gradients follow.
-fn constants(op: &AttentionForward, o: Matrix, width: usize, blocks: usize) -> Vec<u32> {
+/// Runs all calls of a kernel that takes `rows` in workgroups and reads the `others`. `o` is the
+/// output or its gradient; `gradients` are the constants that follow those of the forward pass.
+fn run<const N: usize>(
+    device: &mut Device,
+    &Variant(kernel, depth): &Variant,
+    op: &AttentionForward,
+    o: Matrix,
+    matrices: [Matrix; N],
+    gradients: &[u32],
+    [rows, others]: [usize; 2],
+) -> Result<(), Error> {
     let AttentionShape { batch, heads, queries, keys, mask } = op.shape;
-    let lengths = [op.lengths.map_or(0, |t| t.offset as u32), u32::from(op.lengths.is_some())];
+    let width = op.q.shape[1] / heads.max(1);
+    let blocks = rows.div_ceil(ROWS);
     let groups = batch * heads * blocks;
+    let lengths = [op.lengths.map_or(0, |t| t.offset as u32), u32::from(op.lengths.is_some())];
     let sizes = [heads, queries, keys, width].map(|size| size as u32);
     let scale = (width as f32).sqrt().recip().to_bits();
     let rest = [u32::from(mask == AttentionMask::Causal), groups as u32, blocks as u32, scale];
@@ -154,16 +194,14 @@ fn constants(op: &AttentionForward, o: Matrix, width: usize, blocks: usize) -> V
         Some(of) => [1, of.site.word(), of.least(), of.scale().to_bits()],
     };
     let places = [op.q, op.k, op.v, o, op.lse].map(Matrix::place);
-    [places.as_flattened(), &lengths, &sizes, &rest, &dropout].concat()
-}
-
-fn run<const N: usize>(
-    device: &mut Device,
-    kernel: &'static kernels::Kernel,
-    op: &AttentionForward,
-    matrices: [Matrix; N],
-    constants: &[u32],
-    blocks: usize,
-) -> Result<(), Error> {
-    device.run(kernel, matrices, constants, op.shape.batch * op.shape.heads * blocks)
+    let shared = [places.as_flattened(), &lengths, &sizes, &rest, &dropout].concat();
+    for first in (0..others.max(1)).step_by(depth.unwrap_or(others.max(1))) {
+        device.run(
+            kernel,
+            matrices,
+            &[&shared[..], &[first as u32], gradients].concat(),
+            groups,
+        )?;
+    }
+    Ok(())
 }

@@ -77,6 +77,8 @@ kernels! {
         in ["math", "philox", "singles", "attention", "attention_forward"], 4 -> 2;
     ATTENTION_FORWARD_FOURS = "attention_forward"
         in ["math", "philox", "fours", "attention", "attention_forward"], 4 -> 2;
+    ATTENTION_FORWARD_SOFTWARE = "attention_forward_software" in ["math", "philox", "fours",
+        "attention", "attention_software", "attention_forward_software"], 4 -> 2;
     ATTENTION_DELTA = "attention_delta" in ["attention_delta"], 2 -> 1;
     ATTENTION_DQ = "attention_dq"
         in ["math", "philox", "singles", "attention", "attention_backward"], 7 -> 1;
@@ -86,6 +88,10 @@ kernels! {
         in ["math", "philox", "singles", "attention", "attention_backward"], 7 -> 1;
     ATTENTION_DKV_FOURS = "attention_dkv"
         in ["math", "philox", "fours", "attention", "attention_backward"], 7 -> 1;
+    ATTENTION_DQ_SOFTWARE = "attention_dq_software" in ["math", "philox", "fours", "attention",
+        "attention_software", "attention_backward_software"], 7 -> 1;
+    ATTENTION_DKV_SOFTWARE = "attention_dkv_software" in ["math", "philox", "fours", "attention",
+        "attention_software", "attention_backward_software"], 7 -> 1;
     EMBED_FORWARD = "embed_forward" in ["embedding"], 3 -> 1;
     EMBED_BACKWARD = "embed_backward" in ["embed_backward"], 2 -> 1;
     POSITION_GRAD = "position_grad" in ["embed_backward"], 2 -> 1;
