@@ -90,7 +90,7 @@ pub fn backward_scratch(shape: AttentionShape) -> usize {
 pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
     check("attention forward", op)?;
     let matrices = [op.q, op.k, op.v, op.lengths.unwrap_or(op.q), op.o, op.lse];
-    let variant = &FORWARD[variant(device, op, [op.q, op.k, op.v, op.o])];
+    let variant = &FORWARD[variant(device, op, &[op.q, op.k, op.v], &[op.o])];
     let AttentionShape { queries, keys, .. } = op.shape;
     run(device, variant, op, op.o, matrices, &[], [queries, keys])
 }
@@ -124,7 +124,7 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     let AttentionForward { q, k, v, lse, lengths, .. } = *forward;
     let lengths = lengths.unwrap_or(q);
     let inputs = |gradient| [q, k, v, lse, *d_o, delta, lengths, gradient];
-    let variant = variant(device, forward, [q, k, v, *d_o]);
+    let variant = variant(device, forward, &[q, k, v, *d_o], &op.dqkv);
     let of_dq = dq.place();
     run(device, &DQ[variant], forward, *d_o, inputs(*dq), &of_dq, [queries, keys])?;
     let mut write = |gradient: Matrix, writes: u32| {
@@ -138,15 +138,17 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     write(*dv, 2)
 }
 
-/// Place of the variant for these operands: all that are read, and what a software adapter writes.
-fn variant<const N: usize>(device: &Device, op: &AttentionForward, operands: [Matrix; N]) -> usize {
+/// Place of the variant for operands that are read and written.
+fn variant(device: &Device, op: &AttentionForward, read: &[Matrix], written: &[Matrix]) -> usize {
     let AttentionShape { batch, heads, queries, keys, .. } = op.shape;
     let width = op.q.shape[1] / heads.max(1);
-    let has_fours = width.is_multiple_of(4) && operands.into_iter().all(Matrix::has_fours);
+    let all_fours = |operands: &[Matrix]| operands.iter().all(|operand| operand.has_fours());
+    let has_fours = width.is_multiple_of(4) && all_fours(read);
     let is_whole = [queries, keys].iter().all(|rows| rows.is_multiple_of(ROWS));
     let groups = batch * heads * queries.max(keys) / ROWS;
     let fits = width == SOFTWARE_WIDTH && is_whole && groups <= kernels::MOST_GROUPS as usize;
-    match has_fours && device.is_software() && fits && op.dropout.is_none() {
+    let takes = fits && all_fours(written) && op.dropout.is_none();
+    match has_fours && takes && device.is_software() {
         true => 2,
         false => usize::from(has_fours),
     }
