@@ -1,7 +1,7 @@
 //! A row-wise 2:4 matrix as kept values and metadata, in a logical layout from which backends make
 //! the layouts of their hardware.
 
-use alloc::{vec, vec::Vec};
+use alloc::vec::Vec;
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 
@@ -13,6 +13,14 @@ use crate::{
 };
 
 const OPERATION: &str = "compressed matrix";
+
+/// Zeros of a `[rows, columns]` matrix; none if no memory can hold them.
+fn zeros<T: Clone + Default>(rows: usize, columns: usize) -> Option<Vec<T>> {
+    let (mut zeros, length) = (Vec::new(), rows.checked_mul(columns)?);
+    zeros.try_reserve_exact(length).ok()?;
+    zeros.resize(length, T::default());
+    Some(zeros)
+}
 
 /// A `[m, k]` matrix that is 2:4 along its rows: values `[m, k/2]`, and one metadata nibble
 /// `i0 | i1 << 2` per group.
@@ -36,16 +44,13 @@ impl<T: Element> Compressed24<T> {
         if !k.is_multiple_of(4) {
             return Err(Error::NotGrouped { operation: "compress", length: k });
         }
-        // Arrays limit the product of the extents that are not 0.
-        let elements = m.max(1).checked_mul((k / 2).max(1));
-        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            return Err(Error::TooLarge { operation: OPERATION, rows: m, columns: k });
-        }
-        let mut out = Self {
-            values: Array2::default((m, k / 2)),
-            metadata: vec![0; m * (k / 4).div_ceil(2)],
-        };
+        let too_large = Error::TooLarge { operation: OPERATION, rows: m, columns: k };
+        let values = zeros(m, k / 2).and_then(|values| {
+            // Arrays limit the product of the extents that are not 0.
+            Array2::from_shape_vec((m, k / 2), values).ok()
+        });
+        let metadata = zeros(m, (k / 4).div_ceil(2)).ok_or(too_large)?;
+        let mut out = Self { values: values.ok_or(too_large)?, metadata };
         let first = Pattern::ALL[0].nibble();
         for (row, group) in groups([m, k]) {
             out.set_nibble(row, group, first);
@@ -242,7 +247,8 @@ mod tests {
             assert!(error.to_string().contains(part), "{error}");
         }
         const MANY: usize = usize::MAX - 3;
-        for (m, k) in [(usize::MAX, 4), (8, MANY), (1 << 40, 1 << 40), (1 << 61, 4), (MANY, 0)] {
+        let powers = [(40, 40), (61, 2), (30, 30)].map(|(m, k)| (1 << m, 1 << k));
+        for (m, k) in [(usize::MAX, 4), (8, MANY), (MANY, 0)].into_iter().chain(powers) {
             let error = Compressed24::<f32>::zeros(m, k).expect_err("no memory holds it");
             assert!(matches!(error, Error::TooLarge { .. }), "[{m}, {k}]: {error}");
         }

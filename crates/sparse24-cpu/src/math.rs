@@ -45,7 +45,7 @@ pub fn sigmoid2(x: f32) -> f32 {
     1.0 / (1.0 + power(-x))
 }
 
-/// 2^x for x in [-126, 127].
+/// 2^x for x in [-126, 127], and NaN for NaN.
 #[inline(always)]
 fn power(x: f32) -> f32 {
     let shifted = x + ROUND;
@@ -58,7 +58,8 @@ fn power(x: f32) -> f32 {
             + core::f32::consts::LN_2;
     let mantissa = 1.0 + r * slope;
     // The mantissa is a normal number near 1: adding to its exponent multiplies exactly.
-    f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23))
+    let value = f32::from_bits(mantissa.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x.is_nan() { x } else { value }
 }
 
 /// Running sums of a reduction.

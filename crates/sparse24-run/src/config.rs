@@ -558,6 +558,7 @@ mod tests {
         for (settings, expected) in [
             (["optimizer.warmup_steps=100", "steps=100"], "warm-up (optimizer.warmup_steps = 100)"),
             (["method.name=dense", "method.lambda=1.0"], "method.lambda has no effect"),
+            (["data.path=.", "data.validation_share=0.2"], "data.validation_share has no effect"),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1901"], "than the 1900 steps"),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1900"], ""),
             (["optimizer.learning_rate=1e-3", "optimizer.min_learning_rate=2e-3"], "rises after"),

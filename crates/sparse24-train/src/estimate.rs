@@ -30,8 +30,7 @@ pub struct Estimate {
     pub activation_bytes: u64,
     /// Bytes of working memory of operations.
     pub scratch_bytes: u64,
-    /// Bytes of the device's context and of library workspaces, which are not part of
-    /// [`Estimate::device_bytes`].
+    /// Bytes of the device's context and of library workspaces, beside [`Self::device_bytes`].
     pub overhead_bytes: u64,
     /// Tokens of one optimizer step, the mean over the run rounded down.
     pub tokens_per_step: u64,

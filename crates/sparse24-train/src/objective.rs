@@ -65,8 +65,8 @@ impl Batch {
     }
 
     /// Fills in lengths that are left out. Refuses a batch that does not consist of these inputs in
-    /// whole sequences of this shape, or of its own, which must fit into this one. Returns the
-    /// batch's shape.
+    /// whole sequences of this shape, or of its own, which must fit into this one; the sequence
+    /// length of images must be this one's. Returns the batch's shape.
     ///
     /// # Errors
     /// [`Error::Operand`] names what does not fit.
@@ -74,11 +74,14 @@ impl Batch {
         let shape = self.shape.unwrap_or(most);
         let BatchShape { size, sequence_length } = shape;
         let is_larger = shape.tokens() > most.tokens() || sequence_length > most.sequence_length;
+        let are_images = matches!(inputs, Inputs::Images(_));
+        let is_cut = are_images && sequence_length != most.sequence_length;
         let is_more = size > most.size && matches!(inputs, Inputs::Sequences | Inputs::Segments);
-        if is_larger || is_more || shape.tokens() == 0 {
-            let (operation, operand) = ("batch", "the shape");
-            let (expected, found) = ([most.size, most.sequence_length], [size, sequence_length]);
-            return Err(Error::Operand { operation, operand, expected, found });
+        let misfit = |operand, expected, found| {
+            Err(Error::Operand { operation: "batch", operand, expected, found })
+        };
+        if is_larger || is_cut || is_more || shape.tokens() == 0 {
+            return misfit("the shape", [most.size, most.sequence_length], [size, sequence_length]);
         }
         let found = self.targets.iter().filter(|&&target| target != HeadLoss::IGNORE).count();
         let (none, whole) = ([0, 1], [size, sequence_length]);
@@ -88,9 +91,8 @@ impl Batch {
             Inputs::Images(values) => [none, none, [size, values]],
         };
         let has_segments = inputs == Inputs::Segments && !self.segments.is_empty();
-        let is_mixed = matches!(inputs, Inputs::Images(_)) && !self.shares.is_empty();
         let segments = if has_segments { whole } else { none };
-        let mixed = if is_mixed { size } else { 0 };
+        let mixed = if are_images && !self.shares.is_empty() { size } else { 0 };
         if self.lengths.is_empty() {
             self.lengths.resize(size, sequence_length as u32);
         }
@@ -106,8 +108,7 @@ impl Batch {
             ("the number of targets that count", [found, 1], self.counted),
         ] {
             if expected[0] * expected[1] != found {
-                let (operation, found) = ("batch", [found, 1]);
-                return Err(Error::Operand { operation, operand, expected, found });
+                return misfit(operand, expected, [found, 1]);
             }
         }
         Ok(shape)

@@ -408,7 +408,7 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         batch.pixels.push(0.0);
     };
     let gpt2: fn(Recipe) -> Recipe = |recipe| recipe;
-    let cases: [(_, Change); 20] = [
+    let cases: [(_, Change); 21] = [
         (gpt2, |batch| batch.clear()),
         (gpt2, |batch| batch.tokens.truncate(14)),
         (gpt2, |batch| batch.targets.push(0)),
@@ -431,6 +431,12 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
         (fixture::deit, |batch| batch.segments.resize(batch.targets.len(), 0)),
         (fixture::transformer, |batch| batch.source.clear()),
         (fixture::deit, |batch| batch.pixels.clear()),
+        (fixture::deit, |batch| {
+            let (size, sequence_length) = (3, batch.targets.len() / 3 - 1);
+            batch.shape = Some(BatchShape { size, sequence_length });
+            batch.targets.truncate(size * sequence_length);
+            batch.lengths.clear();
+        }),
         (fixture::deit, |batch| batch.tokens.resize(batch.targets.len(), 0)),
     ];
     for (case, (of, change)) in cases.into_iter().enumerate() {

@@ -151,9 +151,10 @@ fn a_decoding_step_out_of_place_is_refused() {
     let second = DecodingStep { position: 1, ..first };
     let refused = |trainer: &mut Trainer, step: DecodingStep<'_>, what: &str| {
         let error = trainer.decode(&step).expect_err(what);
-        let is_named =
-            matches!(error, Error::Operand { operation: "decode", operand, .. } if operand == what);
-        assert!(is_named, "{step:?}: {error}");
+        let Error::Operand { operation: "decode", operand, expected, found } = error else {
+            panic!("{step:?}: {error}");
+        };
+        assert!(operand == what && expected != found, "{step:?}: {error}");
     };
     refused(&mut trainer, first, "the sources");
     trainer.encode(&batch.0).expect("sources");
@@ -165,12 +166,12 @@ fn a_decoding_step_out_of_place_is_refused() {
         (DecodingStep { tokens: tokens[1], parents: &[0, 1, 2], ..first }, "tokens"),
         (DecodingStep { longest: 6, ..first }, "tokens"),
         (DecodingStep { longest: FAR, ..first }, "tokens"),
-        (DecodingStep { longest: 0, ..first }, "the position"),
+        (DecodingStep { longest: 0, ..first }, "tokens"),
         (DecodingStep { position: 5, ..first }, "the position"),
         (DecodingStep { position: FAR, ..first }, "the position"),
         (second, "the position"),
         (DecodingStep { parents: &[0], ..first }, "parents"),
-        (DecodingStep { parents: &[0, 2], ..first }, "parents"),
+        (DecodingStep { parents: &[0, 2], ..first }, "the largest parent"),
     ] {
         refused(&mut trainer, step, what);
     }

@@ -1,6 +1,6 @@
 //! Checks a configuration and turns it into a recipe for the trainer.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, path::Path};
 
 use super::{
     Config, ModelConfig, ModelKind, document::check_whole_numbers, preset, unknown, unknown::refuse,
@@ -308,6 +308,13 @@ impl Config {
             let name = &self.method.name;
             remarks.push(format!("method.lambda has no effect: {name} has no masked decay"));
         }
+        let share = self.data.validation_share;
+        let path = &self.data.path;
+        if Path::new(path).is_dir() && share != Self::default().data.validation_share {
+            remarks.push(format!(
+                "data.validation_share has no effect: the folder {path} has data to validate on"
+            ));
+        }
         remarks
     }
 
@@ -321,7 +328,7 @@ impl Config {
     #[must_use]
     pub fn warmup_end(&self) -> u32 {
         let warmup = self.optimizer.warmup_steps;
-        (if warmup > 0 { warmup } else { self.steps / 20 }).clamp(1, self.steps)
+        (if warmup > 0 { warmup } else { self.steps / 20 }).clamp(1, self.steps.max(1))
     }
 
     /// The backend of `backend.name`.

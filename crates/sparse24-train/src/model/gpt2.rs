@@ -55,8 +55,7 @@ pub struct Gpt2Spec {
 /// The parameter whose rows are the vocabulary.
 pub const TOKEN_TABLE: &str = "wte.weight";
 
-/// Standard deviation of the initial weights; projections into the residual stream divide it by
-/// sqrt(2 layers).
+/// Standard deviation of initial weights; over sqrt(2 layers) for what the residual stream adds.
 const DEVIATION: f32 = 0.02;
 
 /// Added to the variances of norms.

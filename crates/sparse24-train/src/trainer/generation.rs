@@ -71,8 +71,8 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for sources that
-    /// are not encoded (training and evaluations overwrite them), for a position that does not
-    /// follow the one before, and for more tokens than a batch has; errors from the backend.
+    /// are not encoded (training and evaluations overwrite them), a position that does not follow
+    /// the one before, more tokens than a batch has, or an unknown parent; errors from the backend.
     pub fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
         self.check_translates()?;
         let &DecodingStep { sources, position, longest, tokens, parents } = step;
@@ -80,14 +80,15 @@ impl Trainer {
             (tokens.len(), self.recipe.batch, [sources.size, sources.sequence_length]);
         let Decoding { sources: encoded, done } = self.decoding;
         let fits = longest <= most.sequence_length && n.saturating_mul(longest) <= most.tokens();
-        let fits = fits && n > 0 && n.is_multiple_of(sources[0]);
+        let fits = fits && n > 0 && longest > 0 && n.is_multiple_of(sources[0]);
         let follows = position < longest && (position == 0 || done == [n, longest, position]);
-        let are_known = parents.len() == n && parents.iter().all(|&parent| (parent as usize) < n);
+        let last = parents.iter().max().map_or(0, |&parent| parent as usize);
         for (operand, is_fine, expected, found) in [
             ("the sources", sources == encoded && sources[0] > 0, encoded, sources),
-            ("tokens", fits, [most.tokens() / longest.max(1), longest], [n, longest]),
-            ("the position", follows, [done[2], longest], [position, longest]),
-            ("parents", are_known, [n, 1], [parents.len(), 1]),
+            ("tokens", fits, [most.tokens() / longest.max(1), longest.max(1)], [n, longest]),
+            ("the position", follows, [done[2], done[1]], [position, longest]),
+            ("parents", parents.len() == n, [n, 1], [parents.len(), 1]),
+            ("the largest parent", last < n, [n - 1, 1], [last, 1]),
         ] {
             if !is_fine {
                 return Err(Error::Operand { operation: "decode", operand, expected, found });

@@ -27,6 +27,7 @@ use crate::{
 
 /// Refuses a number of ranks that the replicas cannot be divided over.
 pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
+    limits::check("ranks", world.is_power_of_two(), "a power of two", world)?;
     let is_divided = (recipe.replicas.get() as usize).is_multiple_of(world);
     let expected = format!("a multiple of the number of ranks, {world}");
     limits::check("batch.replicas", is_divided, &expected, recipe.replicas)
