@@ -17,4 +17,4 @@ pub use batch::{TranslationBatches, TranslationEvaluation};
 pub use beam::{BeamSearch, Decoder, Translation};
 pub use bleu::{Bleu, tokenized_13a};
 pub use epoch::LENGTHS;
-pub use pairs::{PairSource, PairSplit, Pairs};
+pub use pairs::{PairSource, PairSplit, Pairs, words};

@@ -9,7 +9,7 @@ use serde::Serialize;
 use sparse24_run::{
     Error, disk,
     run::{Model, RunData, Scores},
-    task::Judgement,
+    task::{Judgement, Split},
 };
 use sparse24_train::{
     method::PhaseKind,
@@ -118,8 +118,10 @@ struct Report {
     /// Absent where targets are examples.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
-    /// Targets: tokens, or examples of a task.
+    /// Number of targets.
     tokens: usize,
+    /// What they are.
+    targets: &'static str,
     #[serde(skip_serializing_if = "Scores::is_empty")]
     scores: Scores,
     /// BLAKE3 of the masks.
@@ -139,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let is_table = args.runs.len() > 1 && !args.json;
     let width = args.runs.iter().map(|run| word(run).len()).max().unwrap_or(0);
     if is_table {
-        say!("{:width$}  {:>8}  phase     loss  perplexity    tokens", "run", "step");
+        say!("{:width$}  {:>8}  phase     loss  perplexity   targets", "run", "step");
     }
     let mut failures = Vec::new();
     for run in &args.runs {
@@ -154,9 +156,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 continue;
             }
         };
-        let Report { run, step, phase, ema, loss, perplexity, tokens, scores, data, .. } = &report;
+        let Report {
+            run, step, phase, ema, loss, perplexity, tokens, targets, scores, data, ..
+        } = &report;
         let average = if *ema { ", moving average" } else { "" };
-        let has_examples = perplexity.is_none();
         let perplexity = perplexity.map_or("-".to_owned(), |value| format!("{value:.2}"));
         let scores: String =
             scores.iter().map(|(name, score)| format!("  {name} {score:.4}")).collect();
@@ -165,8 +168,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         } else if is_table {
             let result = format!("{loss:.4}  {perplexity:>10}  {tokens:>8}{scores}");
             say!("{run:width$}  {step:>8}  {phase:6}  {result}");
-        } else if has_examples {
-            let loss = format!("loss {loss:.4} over {tokens} examples of {data}");
+        } else if *targets != "tokens" {
+            let loss = format!("loss {loss:.4} over {tokens} {targets} of {data}");
             say!("step {step} ({phase}{average}): {loss}{scores}");
         } else {
             say!(
@@ -255,6 +258,12 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             loss,
             perplexity: matches!(data, RunData::Text(_) | RunData::Pairs(_)).then(|| loss.exp()),
             tokens: metrics.targets,
+            targets: match &data {
+                RunData::Text(_) | RunData::Pairs(_) => "tokens",
+                RunData::Images(_) => "images",
+                RunData::Task(of) if matches!(of.validation, Split::Spans(_)) => "windows",
+                RunData::Task(_) => "examples",
+            },
             scores,
             masks,
             data: data.source().display().to_string(),

@@ -9,9 +9,9 @@ use std::{
 
 use serde_json::json;
 use sparse24_run::{
-    data::{END, TokenizerKind},
+    data::END,
     disk,
-    translation::{BeamSearch, Bleu},
+    translation::{BeamSearch, Bleu, words},
 };
 
 use crate::{
@@ -59,6 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "--length-penalty: expected a finite number, found {length_penalty}"
         ));
     }
+    args.out.as_deref().map(disk::destination).transpose()?;
     let out = args.out.as_ref().and_then(|out| fs::canonicalize(out).ok());
     let mut read_files = [&args.input, &args.bleu].into_iter().flatten();
     if let Some(path) = read_files.find(|path| out.is_some() && fs::canonicalize(path).ok() == out)
@@ -159,13 +160,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         if let Some(text) = &references {
-            let text = match tokenizer.kind() {
-                // Its references may be pieces, as its data are; translations are words.
-                TokenizerKind::Dictionary => text.replace("@@ ", "").replace("@@\n", "\n"),
-                _ => text.clone(),
-            };
-            let pairs = translations.iter().zip(text.lines());
-            let bleu = Bleu::of(pairs.map(|((found, _), reference)| [found.as_str(), reference]));
+            let mut bleu = Bleu::default();
+            for ((found, _), reference) in translations.iter().zip(text.lines()) {
+                bleu.add([found, &words(&tokenizer, reference)]);
+            }
             let line = format!("BLEU {:.2} ({})", bleu.score(), Bleu::SIGNATURE);
             // Standard output holds the translations, unless they are in a file.
             if args.out.is_some() { say!("{line}") } else { note(line) }

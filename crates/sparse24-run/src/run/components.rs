@@ -275,10 +275,9 @@ impl RunData {
         let search = BeamSearch::usual(trainer, tokenizer);
         let found = search.translate(trainer, &sources, |done| progress(done, sources.len()))?;
         let mut bleu = Bleu::default();
-        for (number, translation) in found.iter().enumerate() {
-            let [found, reference] =
-                [&translation.tokens[..], split.pair(number)[1]].map(|ids| tokenizer.decode(ids));
-            bleu.add([&String::from_utf8_lossy(&found?), &String::from_utf8_lossy(&reference?)]);
+        for (translation, reference) in found.iter().zip(&pairs.references) {
+            let found = tokenizer.decode(&translation.tokens)?;
+            bleu.add([&String::from_utf8_lossy(&found), reference]);
         }
         Ok(Some(bleu.score()))
     }

@@ -98,8 +98,11 @@ pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
             }
         };
         if record.len() != columns.count {
-            let problem =
-                format!("has {} columns, the first line has {}", record.len(), columns.count);
+            let problem = format!(
+                "has {} columns, the first line {}; mend or remove it",
+                record.len(),
+                columns.count
+            );
             return Err(refuse(line, problem));
         }
         let cell = |column: usize| record[column].trim().to_owned();

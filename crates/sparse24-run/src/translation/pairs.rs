@@ -45,6 +45,8 @@ pub struct PairSplit {
     tokens: Vec<u32>,
     /// Where the source and the target of each pair end.
     ends: Vec<[usize; 2]>,
+    /// The line of each pair in its files, from 0.
+    lines: Vec<u32>,
     /// Pairs that were too long.
     pub left_out: usize,
 }
@@ -108,7 +110,7 @@ impl PairSplit {
         };
         let (sources, targets) = (encoded(&files[0])?, encoded(&files[1])?);
         let mut split = Self::default();
-        for (source, target) in sources.into_iter().zip(targets) {
+        for (line, (source, target)) in (0..).zip(sources.into_iter().zip(targets)) {
             if source.len().max(target.len()) > longest {
                 split.left_out += 1;
                 continue;
@@ -117,6 +119,7 @@ impl PairSplit {
             let middle = split.tokens.len();
             split.tokens.extend(target);
             split.ends.push([middle, split.tokens.len()]);
+            split.lines.push(line);
         }
         if split.is_empty() {
             let problem = format!(
@@ -138,6 +141,8 @@ pub struct Pairs {
     pub train: PairSplit,
     /// The validation split.
     pub validation: PairSplit,
+    /// The targets of the validation split as words, also those that the vocabulary lacks.
+    pub references: Vec<String>,
     tokenizer: Tokenizer,
     fingerprint: Hash,
     /// The batches of the epoch that was asked for last.
@@ -159,8 +164,7 @@ impl Pairs {
             None => source.tokenizer(&train)?,
         };
         let train = PairSplit::encode(&train, &tokenizer, source.longest)?;
-        let validation = PairSplit::encode(&validation, &tokenizer, source.longest)?;
-        Ok(Self::of(source, [train, validation], tokenizer))
+        Self::of(source, train, &validation, tokenizer)
     }
 
     /// Reads the validation files alone.
@@ -170,14 +174,23 @@ impl Pairs {
     pub fn open_validation(source: PairSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
         let validation = source.files(&VALIDATION, "validation")?;
         source.check_dictionary(tokenizer)?;
-        let validation = PairSplit::encode(&validation, tokenizer, source.longest)?;
-        Ok(Self::of(source, [PairSplit::default(), validation], tokenizer.clone()))
+        Self::of(source, PairSplit::default(), &validation, tokenizer.clone())
     }
 
-    fn of(source: PairSource, splits: [PairSplit; 2], tokenizer: Tokenizer) -> Self {
+    fn of(
+        source: PairSource,
+        train: PairSplit,
+        validation: &[Lines; 2],
+        tokenizer: Tokenizer,
+    ) -> Result<Self, Error> {
+        let texts: Vec<&str> = validation[1].text.lines().collect();
+        let validation = PairSplit::encode(validation, &tokenizer, source.longest)?;
+        let text = |&line: &u32| words(&tokenizer, texts[line as usize].trim());
+        let references = validation.lines.iter().map(text).collect();
+        let splits = [train, validation];
         let fingerprint = fingerprint(&tokenizer, &splits);
-        let [train, validation] = splits;
-        Self { source, train, validation, tokenizer, fingerprint, epoch: Mutex::default() }
+        let ([train, validation], epoch) = (splits, Mutex::default());
+        Ok(Self { source, train, validation, references, tokenizer, fingerprint, epoch })
     }
 
     /// The tokenizer of both languages.
@@ -192,6 +205,15 @@ impl Pairs {
     #[must_use]
     pub fn fingerprint(&self) -> Hash {
         self.fingerprint
+    }
+}
+
+/// The words of a line, of which the files of a dictionary may hold pieces.
+#[must_use]
+pub fn words(tokenizer: &Tokenizer, line: &str) -> String {
+    match tokenizer.kind() {
+        TokenizerKind::Dictionary => line.strip_suffix("@@").unwrap_or(line).replace("@@ ", ""),
+        _ => line.to_owned(),
     }
 }
 

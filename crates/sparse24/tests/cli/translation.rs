@@ -80,6 +80,13 @@ fn a_run_of_pieces_is_judged_by_words() {
     let translate = "translate run --input pairs/val.en --out found --bleu";
     place.answer(&format!("{translate} pairs/val.de"));
     let found = place.read("found");
+    // A word that the dictionary lacks is wrong, and the tokenizer must not hide that.
+    let reference = place.read("pairs/val.de");
+    place.write("pairs/val.de", reference.replace("Hund", "Hunde").replace("der", "dem"));
+    let line = place.answer(&format!("{translate} pairs/val.de"));
+    let bleu = place.json("eval run --data pairs --bleu --json")["scores"]["bleu"].clone();
+    assert!(line.starts_with(&format!("BLEU {:.2} ", bleu.as_f64().unwrap())), "{line} {bleu}");
+    place.write("pairs/val.de", reference);
     let spell =
         |text: String, word: &str| text.replace(word, &format!("{}@@ {}", &word[..1], &word[1..]));
     let spelled = words.split(' ').filter(|word| word.len() > 1).fold(found.clone(), spell);
@@ -114,6 +121,8 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
         ("translate en-de --input binary", 3, "binary: line 2: *UTF-8"),
         ("translate en-de --input long --bleu one", 3, "one: has 1 line, but long has 2"),
         ("translate en-de --input one --beam 0", 2, "--beam: expected 1 to 4"),
+        ("translate en-de --input one --out no/found", 4, "cannot write no/found"),
+        ("translate en-de --input one --out pairs", 3, "pairs: is a folder"),
         ("translate en-de --input one --out ./one", 2, "--out: would replace one"),
         ("translate en-de --input long --bleu one --out one", 2, "--out: would replace one"),
         ("translate en-de --input one --length-penalty nan", 2, "--length-penalty: expected"),
