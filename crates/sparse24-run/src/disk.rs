@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, ErrorKind, Read, Seek, Write},
     path::{Path, PathBuf},
 };
@@ -360,6 +360,31 @@ impl Drop for Aside {
     }
 }
 
+/// Locks an open file or folder, so that one process at a time writes it; the lock ends with the
+/// handle. Some file systems have no locks.
+fn lock(handle: &File) -> io::Result<()> {
+    match handle.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            let problem = "another process is writing it; wait for it";
+            Err(io::Error::new(ErrorKind::WouldBlock, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Locks what a process that died left at this path, and removes it. To be held until its successor
+/// is locked.
+fn take_left(path: &Path) -> io::Result<Option<File>> {
+    let left = open_file(path, As::Source).ok();
+    left.as_ref().map_or(Ok(()), lock)?;
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => remove_all(path)?,
+        Ok(_) => unlink(path)?,
+        Err(_) => {}
+    }
+    Ok(left)
+}
+
 /// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))
@@ -370,12 +395,20 @@ pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let aside = Aside { path: aside(path), is_placed: false };
-    let written = NewFile::create(aside.path.clone()).and_then(|mut file| {
-        write(&mut file)?;
-        file.sync()
-    });
-    written.and_then(|()| aside.place(path)).map_err(|e| match e {
+    let place = aside(path);
+    let failed = |e| Error::io("write", path, e);
+    let left = take_left(&place).map_err(failed)?;
+    let created =
+        fault::before(Operation::Create(&place)).and_then(|()| open_file(&place, As::New));
+    let file = created.map_err(failed)?;
+    let aside = Aside { path: place.clone(), is_placed: false };
+    let held = lock(&file).and_then(|()| file.try_clone()).map_err(failed)?;
+    drop(left);
+    let mut file = NewFile { path: place, file };
+    let written = write(&mut file).and_then(|()| file.sync());
+    let placed = written.and_then(|()| aside.place(path));
+    drop(held);
+    placed.map_err(|e| match e {
         Error::Io { action, source, .. } if action != "read" => Error::io("write", path, source),
         other => other,
     })?;
@@ -392,12 +425,15 @@ pub fn fill_folder(
         let problem = "is not an empty folder, expected a new or empty one; choose another";
         return Err(Error::file(folder, problem));
     }
-    let (parent, aside) = (parent(folder), Aside { path: aside(folder), is_placed: false });
+    let (parent, place) = (parent(folder), aside(folder));
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    if aside.path.exists() {
-        remove_directory(&aside.path)?;
-    }
-    create_directory(&aside.path)?;
+    let failed = |e| Error::io("write", folder, e);
+    let left = take_left(&place).map_err(failed)?;
+    create_directory(&place)?;
+    let _held = open_directory(&place).ok();
+    _held.as_ref().map_or(Ok(()), lock).map_err(failed)?;
+    drop(left);
+    let aside = Aside { path: place, is_placed: false };
     fill(&aside.path)?;
     sync_directory(&aside.path)?;
     if exists {

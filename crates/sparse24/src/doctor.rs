@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
-    io::Write,
+    env,
+    fmt::Display,
+    fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -13,8 +14,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sparse24_run::{
+    disk,
     machine::{self, Memory},
     processor::Simd,
+    run::lock,
 };
 use sparse24_train::backend::{BACKENDS, BackendEntry, BackendSettings};
 
@@ -183,14 +186,19 @@ fn write_problem(out: &Path) -> Option<String> {
     let existing = out
         .ancestors()
         .map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path })
-        .find(|path| path.exists())?;
+        .find(|path| path.exists() || path.is_symlink())?;
     if !fs::metadata(existing).is_ok_and(|metadata| metadata.is_dir()) {
         let (existing, out) = (existing.display(), out.display());
         return Some(format!("{existing} is not a folder: runs cannot be written to {out}"));
     }
-    // An empty file can be made on a full disk.
-    let written = tempfile::tempfile_in(existing)
-        .and_then(|mut file| file.write_all(&[1; 1 << 16]).and_then(|()| file.sync_all()));
-    let error = written.err()?;
-    Some(format!("{} cannot be written: {error}", existing.display()))
+    let failed = |error: &dyn Display| format!("{} cannot be written: {error}", existing.display());
+    let folder = match tempfile::tempdir_in(existing) {
+        Ok(folder) => folder,
+        Err(error) => return Some(failed(&error)),
+    };
+    // What a run does; an empty file can be made on a full disk.
+    let written = lock(folder.path())
+        .and_then(|_lock| disk::write_atomically(&folder.path().join("file"), &[1; 1 << 16]))
+        .and_then(|()| disk::sync_directory(existing));
+    written.err().map(|error| failed(&error))
 }

@@ -7,6 +7,7 @@ use sparse24_run::run::{Damaged, Resume, facts};
 use crate::{
     failure::Failure,
     ranks::Ranks,
+    signals,
     train::{self, Reporting},
 };
 
@@ -32,6 +33,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    signals::load()?;
     // Only rank 0 needs the run directory.
     args.ranks.join(&facts(None), |member| {
         if !member.leads() {

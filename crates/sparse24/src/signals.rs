@@ -7,7 +7,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, LazyLock, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, Builder},
@@ -86,11 +86,29 @@ impl Acknowledged {
     }
 }
 
+/// Whether nothing of a run can be saved yet.
+static LOADING: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// Until [`Signals::take`], a signal that stops ends the process at once, which the system does not
+/// do to the first process of a container. SIGUSR1 does nothing.
+pub(crate) fn load() -> Result<(), Failure> {
+    LOADING.store(true, Ordering::SeqCst);
+    let mut all = stopping();
+    all.try_for_each(|(signal, exit)| {
+        flag::register_conditional_shutdown(signal, exit as i32, Arc::clone(&LOADING)).map(drop)
+    })
+    .map_err(failure)?;
+    #[cfg(unix)]
+    listen(signal_hook::consts::SIGUSR1, [&Arc::default()]).map_err(failure)?;
+    Ok(())
+}
+
 impl Signals {
     /// Handles all of these signals for the rest of the process.
     pub(crate) fn take() -> Result<Self, Failure> {
         let signals = Self::listen_for_stop()?;
         signals.listen_for_save()?;
+        LOADING.store(false, Ordering::SeqCst);
         Ok(signals)
     }
 

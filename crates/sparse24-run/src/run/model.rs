@@ -320,7 +320,13 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
         ));
     }
     let confined = confine(path)?;
-    let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
+    let latest = loop {
+        let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
+        // A run that trains may have removed one meanwhile.
+        if latest.refused.iter().all(|(refused, _)| disk::exists(refused)) {
+            break latest;
+        }
+    };
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),
         (intact, Some((refused, error))) => {

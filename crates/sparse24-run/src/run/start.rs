@@ -251,16 +251,18 @@ impl Run {
         changed.retain(|key, value| before.get(key) != Some(value));
         // Another method brings its own lambda.
         asked.extend(changed.keys().cloned());
-        // The process may have died before a checkpoint had what an earlier resume changed.
         let starts = Provenance::readable(&directory.provenance())?;
-        let earlier: BTreeMap<_, _> = starts.into_iter().flat_map(|start| start.changed).collect();
+        announce(&config);
+        let data = data_of(directory.path(), &config)?;
+        let latest = checkpoint::latest(&directory.checkpoints())?;
+        // The process may have died before a checkpoint had what an earlier resume changed.
+        let newest = latest.checkpoint.as_deref().and_then(checkpoint::step_of);
+        let unsaved = starts.into_iter().filter(|start| start.after >= newest);
+        let earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
         let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
         let mut allow: Vec<_> = earlier.map(|(key, _)| key).chain(asked.iter().cloned()).collect();
         allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
         allow.extend_from_slice(&how.allow);
-        announce(&config);
-        let data = data_of(directory.path(), &config)?;
-        let latest = checkpoint::latest(&directory.checkpoints())?;
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
             let advice = match latest.checkpoint {

@@ -479,3 +479,20 @@ fn the_page_about_other_programs_is_true() {
     }
     assert_eq!(commands, 8);
 }
+
+#[cfg(unix)]
+#[test]
+fn one_process_at_a_time_writes_a_file_or_folder() {
+    let place = Place::trained("");
+    fs::create_dir(place.path(".tmp-out")).unwrap();
+    place.write("run/.tmp-report.html", "half");
+    for (line, aside) in [("export run out", ".tmp-out"), ("report run", "run/.tmp-report.html")] {
+        let other = fs::File::open(place.path(aside)).unwrap();
+        other.lock().unwrap();
+        place.refuses(line, 4, "cannot write *: another process is writing it; wait for it");
+        assert!(place.path(aside).exists(), "{aside}");
+        drop(other);
+        place.answer(line);
+        assert!(!place.path(aside).exists(), "{aside}");
+    }
+}

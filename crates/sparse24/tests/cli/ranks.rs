@@ -125,6 +125,31 @@ fn a_signal_to_launch_reaches_its_ranks() {
     }
 }
 
+/// Without a step, there is nothing to save.
+#[cfg(unix)]
+#[test]
+fn a_rank_that_waits_ignores_the_signal_that_saves() {
+    use std::{
+        io::{BufRead as _, BufReader},
+        net::TcpListener,
+        process::Stdio,
+    };
+
+    let place = Place::new();
+    for command in ["train --out run", "resume run"] {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let line = format!("{command} --rank 0 --world 2 --rendezvous {free}");
+        let mut waits = place.command(&line);
+        waits.env("SPARSE24_SECRET", "of the test").stderr(Stdio::piped());
+        let mut waits = waits.spawn().unwrap();
+        let mut said = BufReader::new(waits.stderr.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        send("-USR1", &waits);
+        send("-TERM", &waits);
+        assert_eq!(waits.wait().unwrap().code(), Some(143), "{command}");
+    }
+}
+
 /// A launcher that is killed leaves no rank behind: all stop as on SIGTERM.
 #[cfg(target_os = "linux")]
 #[test]
@@ -280,9 +305,10 @@ fn one_line_starts_and_resumes() {
     let notes = place.notes(&line);
     assert!(notes.contains("resumed after step 8"), "{notes}");
     assert!((place.saved("run", 12), place.timeless("run")) == end);
-    place.refuses(
-        &format!("{line} --seed 7"),
-        2,
-        "seed: *expected 1337*found 7*resume run --set seed",
-    );
+    for (more, pattern) in [
+        ("--seed 7", "seed: *expected 1337*found 7*resume run --set seed"),
+        ("--method dense", "method.name: *expected \"fst\"*found \"dense\"*"),
+    ] {
+        place.refuses(&format!("{line} {more}"), 2, pattern);
+    }
 }

@@ -128,6 +128,12 @@ fn the_doctor_tells_what_is_there_and_leaves_nothing() {
     let problem = "text is not a folder: runs cannot be written to text/runs";
     let (_, err) = place.exits("doctor --out text/runs", 1);
     assert_eq!(err, format!("error: {problem}\n"));
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("nowhere", place.path("link")).unwrap();
+        let (_, err) = place.exits("doctor --out link/runs", 1);
+        assert!(err.contains("link is not a folder"), "{err}");
+    }
     let (out, _) = place.exits("doctor --out text/runs --json", 1);
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["problem"], problem);
