@@ -17,6 +17,7 @@ use std::{
 
 use figure::Figure;
 use record::Record;
+pub use sparse24_run::run::REPORT as FILE;
 use sparse24_run::{Error, disk};
 use text::Text;
 
@@ -36,9 +37,6 @@ mod tests;
 
 /// Most runs in a page; the curves of more could not be distinguished.
 const MOST_RUNS: usize = 16;
-
-/// File name of the page in a run's directory.
-pub const FILE: &str = "report.html";
 
 /// Name of the figure of loss and flip rate, which is drawn for [`write_figure`] alone.
 const QUICKSTART: &str = "quickstart";

@@ -52,8 +52,8 @@ pub use components::{
     Batches, CausalLm, RunData, Scores, data_source, has_begun, masked_lm, open_data,
     open_data_with, run_config,
 };
-pub use directory::{Lock, RunDirectory, lock};
-pub use identity::of_data;
+pub use directory::{Lock, REPORT, RunDirectory, lock};
+pub use identity::{of_data, of_same_data};
 pub use imported::save_imported;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};

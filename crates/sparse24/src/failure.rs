@@ -129,9 +129,10 @@ impl From<clap::Error> for Failure {
             (error.kind(), error.get(ContextKind::InvalidArg))
         {
             let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-            let name = usage.split_whitespace().skip_while(|word| *word != "sparse24").nth(1);
             let all = Cli::command();
-            let command = name.and_then(|name| all.find_subcommand(name));
+            // The first word is the name of the program, which may have been renamed.
+            let command = usage.split_whitespace().find_map(|word| all.find_subcommand(word));
+            let name = command.map(clap::Command::get_name);
             let takes = |option: &str| {
                 let mut options = command.into_iter().flat_map(|command| command.get_arguments());
                 options.any(|of| of.get_long() == option.strip_prefix("--"))

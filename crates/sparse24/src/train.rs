@@ -31,7 +31,7 @@ use crate::{
     progress::{Progress, WorkProgress},
     ranks::{Member, Ranks},
     runs,
-    signals::Signals,
+    signals::{self, Signals},
     tensorboard::{self, Events},
     threads::on_threads,
     weights::Initial,
@@ -80,6 +80,7 @@ pub(crate) struct Reporting {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    signals::load()?;
     // The model to start from may be on the machine of rank 0 alone, and decides settings.
     let settings = match args.init_from {
         None => Some(args.configure.resolve()?),
@@ -156,10 +157,12 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
 /// Refuses settings that affect bits and differ from those of a run.
 fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
     let (asked, mut there) = (config.decisive(), run_config(out)?.decisive());
+    let of_another_method = asked.get("method.name") != there.get("method.name");
     // These two may be chosen at the start.
     for (key, is_chosen) in [
         ("batch.replicas", !asked.contains_key("batch.replicas")),
-        ("method.lambda", args.lambda.is_some()),
+        // Another method has a lambda of its own.
+        ("method.lambda", args.lambda.is_some() || of_another_method),
     ] {
         if is_chosen {
             there.remove(key);

@@ -22,7 +22,7 @@ use sparse24_run::{
     checkpoint::DatasetIdentity,
     config::Config,
     disk,
-    run::{LambdaOrigin, RunData, of_data},
+    run::{LambdaOrigin, RunData, of_same_data},
 };
 use sparse24_train::method::PhaseKind;
 
@@ -315,9 +315,11 @@ impl SearchResults {
                 "searched with {key} = {searched}, but the run has {wanted}; search again"
             ));
         }
-        let found = of_data(data).fingerprint;
-        if self.data.is_none_or(|data| data.fingerprint != found) {
-            return refuse("searched on data other than the run's; search again".to_owned());
+        let are_same = |searched| Ok::<_, Error>(of_same_data(data, searched)? == searched);
+        if !self.data.map(are_same).transpose()?.unwrap_or(false) {
+            let problem = "searched on data other than the run's, or on shards of its text; \
+                search again, or give the run these shards";
+            return refuse(problem.to_owned());
         }
         let found = self.recommended.and_then(|lambda| {
             let candidate = self.candidates.iter().find(|one| one.lambda == lambda)?;

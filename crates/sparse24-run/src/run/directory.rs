@@ -25,6 +25,8 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 pub(super) const LOG: &str = "log.txt";
 /// The search that `train --lambda auto` makes before the run starts.
 pub(super) const SEARCH: &str = "lambda-search";
+/// The report, which may be written while the search runs.
+pub const REPORT: &str = "report.html";
 /// Files that a start writes before the configuration.
 const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
 
@@ -236,7 +238,7 @@ fn names(path: &Path) -> Result<Vec<String>, Error> {
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
-/// Contents of a directory besides a lock and a search.
+/// Contents of a directory besides a lock, a search and a report.
 struct Contents {
     /// A file that must not be replaced.
     occupied: Option<String>,
@@ -248,7 +250,7 @@ struct Contents {
 fn contents(path: &Path) -> Result<Contents, Error> {
     let mut names = names(path)?;
     let was_locked = names.iter().any(|name| name == LOCK);
-    names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
+    names.retain(|name| ![LOCK, SEARCH, REPORT].contains(&name.as_str()));
     let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
     if was_locked && !has_metrics && names.iter().all(is_ours) {

@@ -58,12 +58,12 @@ pub fn of_data(data: &RunData) -> DatasetIdentity {
     DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }
 }
 
-/// The identity of data; the saved one if they are the same data. Earlier versions identified
-/// prepared shards by all their ids.
-pub(super) fn of_same_data(
-    data: &RunData,
-    saved: DatasetIdentity,
-) -> Result<DatasetIdentity, Error> {
+/// The identity of data; the saved one if they are the same data. Shards may be prepared from the
+/// text that was saved, and earlier versions identified them by all their ids.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::File`] for shards that cannot be read.
+pub fn of_same_data(data: &RunData, saved: DatasetIdentity) -> Result<DatasetIdentity, Error> {
     let now = of_data(data);
     let RunData::Text(dataset) = data else { return Ok(now) };
     let is_prepared = dataset.train().shards().iter().any(|shard| shard.origin().is_some());

@@ -132,6 +132,8 @@ fn a_run_takes_its_lambda_from_a_search_with_its_settings_and_data() {
     ] {
         place.refuses(&format!("train {TINY} {more} --out new"), code, message);
     }
+    place.answer("prepare --data text --tokenizer char --out shards");
+    place.answer(&format!("train {TINY} {auto} --data shards --out prepared"));
     let corpus = place.read("text");
     place.write("text", text(2));
     let line = format!("train {TINY} {auto} --out new");
@@ -159,6 +161,11 @@ fn lambda_auto_searches_before_the_run() {
     assert!(place.read("run/provenance.json").contains("\"search\": \"run/lambda-search\""));
     place.train("given", &format!("{settings} --lambda {lambda}"));
     assert!(place.saved("run", 12) == place.saved("given", 12));
+    // A report of the search is no run.
+    fs::create_dir(place.path("again")).unwrap();
+    fs::rename(place.path("run/lambda-search"), place.path("again/lambda-search")).unwrap();
+    place.answer("report run --out again/report.html");
+    place.answer(&format!("{line} again"));
     fs::create_dir(place.path("taken")).unwrap();
     place.write("taken/thesis", "");
     for out in ["taken", "run"] {
