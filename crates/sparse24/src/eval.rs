@@ -120,7 +120,7 @@ struct Report {
     perplexity: Option<f64>,
     /// Number of targets.
     tokens: usize,
-    /// What they are.
+    /// Their kind.
     targets: &'static str,
     #[serde(skip_serializing_if = "Scores::is_empty")]
     scores: Scores,
