@@ -1,6 +1,31 @@
-//! JSON files as this crate writes them.
+//! JSON files: as this crate writes them, and read without taking far more memory than they have
+//! bytes.
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Most values of a file that others may have made, unless its reader says otherwise. They take up
+/// to 40 MiB besides their text.
+pub const VALUES: usize = 1 << 18;
+
+/// Parses the text of a file that others may have made.
+///
+/// # Errors
+/// The problem: more than `most` values, or not what is expected.
+pub fn parse<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, String> {
+    // In a `serde_json::Value`, an entry takes up to 160 bytes, a list of one 128 and an object of
+    // one 640. Characters within strings count too.
+    let values = text.iter().map(|byte| match byte {
+        b',' | b'[' => 1,
+        b'{' => 5,
+        _ => 0,
+    });
+    match values.sum::<usize>() {
+        values if values > most => {
+            Err(format!("has {values} values (an object counts as 5), expected at most {most}"))
+        }
+        _ => serde_json::from_slice(text).map_err(|e| e.to_string()),
+    }
+}
 
 /// Indented JSON with a newline at its end.
 ///

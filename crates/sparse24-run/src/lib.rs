@@ -22,7 +22,7 @@ pub mod disk;
 mod error;
 pub mod images;
 pub mod interchange;
-mod json;
+pub mod json;
 pub mod machine;
 pub mod processor;
 pub mod pruning;

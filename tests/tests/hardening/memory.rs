@@ -5,11 +5,14 @@
 use std::{fs, path::Path, time::Instant};
 
 use sparse24_core::op::Activation;
+use sparse24_lab::{report::View, search::SearchResults};
 use sparse24_run::{
     Error,
     checkpoint::{self, NamedTensor},
     config::Config,
-    interchange::{FORMATS, import, shapes},
+    data::Tokenizer,
+    interchange::{FORMATS, folder_tokenizer, import, shapes},
+    run::Provenance,
 };
 use sparse24_tests::hardening::{
     checkpoint::{closed, forge, sound},
@@ -24,6 +27,17 @@ use super::loaders::{LOADERS, MODEL, loader};
 
 /// Loads a folder of these files and returns whether that works; panics if it holds too much.
 fn held<T>(what: &str, files: &[(&str, &[u8])], load: impl Fn(&Path) -> Result<T, Error>) -> bool {
+    let total = files.iter().map(|(_, bytes)| bytes.len()).sum();
+    held_within(memory_bound(total), what, files, load)
+}
+
+/// Like [`held`], with another bound.
+fn held_within<T>(
+    bound: u64,
+    what: &str,
+    files: &[(&str, &[u8])],
+    load: impl Fn(&Path) -> Result<T, Error>,
+) -> bool {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
         fs::write(folder.path().join(name), bytes).unwrap();
@@ -36,7 +50,7 @@ fn held<T>(what: &str, files: &[(&str, &[u8])], load: impl Fn(&Path) -> Result<T
     let end = if outcome.is_ok() { "loaded" } else { "refused" };
     let (held, size) = (mib(used), mib(total as u64));
     println!("{what}: {held:.1} MiB held for {size:.1} MiB, {end} in {seconds:.2} s");
-    assert!(used <= memory_bound(total), "{what}: held {used} bytes for {total}");
+    assert!(used <= bound, "{what}: held {used} bytes for {total}");
     assert!(outcome.as_ref().err().is_none_or(|error| error.to_string().len() < 2500));
     outcome.is_ok()
 }
@@ -102,6 +116,19 @@ fn weights(dtype: (&'static str, usize), shapes: &[(String, Vec<usize>)]) -> Vec
     tensors::holding(&shapes.iter().map(entry).collect::<Vec<_>>(), 0)
 }
 
+const SMALL: Gpt2Spec = Gpt2Spec {
+    layers: 1,
+    heads: 1,
+    d_model: 1024,
+    d_ff: 16_384,
+    sequence_length: 4,
+    vocabulary: 4,
+    activation: Activation::Gelu,
+    bias: Bias::Absent,
+    sparsify: Sparsify::Ffn,
+    prediction: None,
+};
+
 #[test]
 fn many_tensors_and_large_ones() {
     let many: Vec<_> =
@@ -111,19 +138,7 @@ fn many_tensors_and_large_ones() {
     assert_eq!(all_hold("many tensors", MODEL, &bytes), 2);
     assert!(held("imported", &[(MODEL, &bytes)], |folder| import(folder, &FORMATS[0], &many)));
     // The largest is transposed, and stored at half the width.
-    let gpt2 = ModelSpec::Gpt2(Gpt2Spec {
-        layers: 1,
-        heads: 1,
-        d_model: 1024,
-        d_ff: 16_384,
-        sequence_length: 4,
-        vocabulary: 4,
-        activation: Activation::Gelu,
-        bias: Bias::Absent,
-        sparsify: Sparsify::Ffn,
-        prediction: None,
-    });
-    let expected = shapes(&gpt2).unwrap();
+    let expected = shapes(&ModelSpec::Gpt2(SMALL)).unwrap();
     let mut stored = expected.clone();
     stored.iter_mut().filter(|(name, _)| name.starts_with("h.")).for_each(|(_, s)| s.reverse());
     let bytes = weights(("F16", 16), &stored);
@@ -257,6 +272,80 @@ fn tokens() {
         ("a long field", format!(r#"{{"{}":0}}"#, "\\n".repeat(half)), 0),
     ] {
         assert_eq!(all_hold(what, "tokenizer.json", text.as_bytes()), accepted, "{what}");
+    }
+}
+
+const SPECIAL: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]";
+
+/// Lists and objects take up to a hundred times their bytes.
+#[test]
+fn values() {
+    let view = |folder: &Path| View::read(&[folder.to_owned()]).map(drop);
+    let starts = |folder: &Path| Provenance::read(&folder.join("provenance.json")).map(drop);
+    let search = |folder: &Path| SearchResults::read(folder).map(drop);
+    let read = |folder: &Path| Tokenizer::read(&folder.join("tokenizer.json")).map(drop);
+    let words = |folder: &Path| Tokenizer::read(&folder.join("vocab.txt")).map(drop);
+    let compared = |folder: &Path| folder_tokenizer(folder, &ModelSpec::Gpt2(SMALL)).map(drop);
+    let command = r##"[{"version":"","git":"","started":"","command":#}]"##;
+    let cells = "[#".to_owned() + &",{}".repeat(99) + "]";
+    let nested = "[".repeat(100) + "0" + &"]".repeat(100);
+    for entry in [&nested, "[0]", r#"{"":0}"#, "0", "\"\"", "\"#\":0"] {
+        // The most that is parsed, and far more.
+        for bytes in [1 << 16, 1 << 18, 1 << 19, 16 << 20] {
+            let list = match entry.contains('#') {
+                true => object(bytes, entry),
+                false => format!("[{}0]", format!("{entry},").repeat(bytes / (entry.len() + 1))),
+            };
+            for (name, text, load) in [
+                ("provenance.json", "#", &view as &dyn Fn(&Path) -> Result<(), Error>),
+                ("provenance.json", &cells, &view),
+                ("provenance.json", command, &starts),
+                ("study.json", r##"{"arms":#}"##, &view),
+                ("study.json", r##"{"arms":[],"trends":#}"##, &view),
+                ("search.json", r##"{"candidates":#}"##, &view),
+                ("search.json", r##"{"seeds":#}"##, &search),
+                ("tokenizer.json", r##"{"model":#}"##, &read),
+                ("tokenizer.json", r##"{"model":{"vocab":#}}"##, &compared),
+                ("vocab.json", "#", &compared),
+                ("tokenizer_config.json", r##"{"x":#}"##, &words),
+            ] {
+                let text = text.replace('#', &list);
+                let beside = [("vocab.txt", SPECIAL), ("merges.txt", ""), ("log.txt", "")];
+                let beside = beside.map(|(name, text)| (name, text.as_bytes()));
+                let files = [&[(name, text.as_bytes())], &beside[..]].concat();
+                held(&format!("{name}, {bytes} bytes of {entry:.9}"), &files, load);
+            }
+        }
+    }
+}
+
+/// Vocabularies may need more: as much as SECURITY.md names.
+#[test]
+fn vocabularies() {
+    let letters: Vec<char> = ('='..='Z').chain('a'..='z').collect();
+    let mut pieces: Vec<String> = letters.iter().map(char::to_string).collect();
+    // Each joins one before it and a letter.
+    for at in 0..940_000 / letters.len() - 1 {
+        let next: Vec<_> = letters.iter().map(|letter| format!("{}{letter}", pieces[at])).collect();
+        pieces.extend(next);
+    }
+    let ours = |kind: &str, pieces: &[String]| {
+        let list = serde_json::to_string(pieces).unwrap();
+        format!(r#"{{"sparse24_tokenizer":1,"kind":"{kind}","{kind}":{list}}}"#)
+    };
+    let words = |end: &str| {
+        let lines = pieces.iter().map(|piece| format!("\n{piece}{end}"));
+        SPECIAL.to_owned() + &lines.collect::<String>()
+    };
+    for (what, name, text, accepted) in [
+        ("BPE", "tokenizer.json", ours("bpe", &pieces[letters.len()..]), true),
+        ("dictionary", "tokenizer.json", ours("dictionary", &pieces), true),
+        ("WordPiece", "vocab.txt", words(""), true),
+        ("long pieces", "vocab.txt", words(&"x".repeat(60)), false),
+    ] {
+        let load = |folder: &Path| Tokenizer::read(&folder.join(name));
+        let files = [(name, text.as_bytes())];
+        assert_eq!(held_within(300 << 20, what, &files, load), accepted, "{what}");
     }
 }
 

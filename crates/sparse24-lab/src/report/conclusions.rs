@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use sparse24_core::lambda::FEASIBLE;
-use sparse24_run::disk;
+use sparse24_run::{disk, json};
 
 use super::{
     axis::{Axis, range},
@@ -17,6 +17,8 @@ use super::{
 use crate::count::counted;
 
 const LARGEST: u64 = 16 << 20;
+/// Each arm takes more memory drawn than read.
+const MOST_VALUES: usize = json::VALUES / 8;
 
 /// Draws a file; none if it is damaged.
 type Draw = fn(&Value) -> Option<Figure>;
@@ -41,7 +43,7 @@ pub(super) fn conclusions(folder: &Path) -> Conclusions {
             continue;
         }
         let text = disk::read_small(&path, LARGEST).unwrap_or_default();
-        let value: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let value: Value = json::parse(&text, MOST_VALUES).unwrap_or_default();
         match draw(&value) {
             Some(figure) => out.figures.push(figure),
             None => out.problems.push(format!("{}: {name} is damaged.", folder.display())),

@@ -14,7 +14,7 @@ use serde_json::Value;
 use sparse24_run::{
     Error,
     config::{Config, ModelKind, dotted, table_of},
-    disk,
+    disk, json,
     run::{Instruments, MetricsLog, RunDirectory, StepMetrics, has_begun},
 };
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
@@ -99,9 +99,9 @@ impl Record {
         let mut record = Self { path: path.to_owned(), ..Self::default() };
         record.read_config();
         if let Some(text) = record.text("provenance.json") {
-            match serde_json::from_str(&text) {
-                Ok(Value::Array(starts)) => record.starts = starts,
-                _ => record.problem("provenance.json is damaged: it is not a list of starts"),
+            match json::parse(text.as_bytes(), json::VALUES) {
+                Ok(starts) => record.starts = starts,
+                Err(problem) => record.problem(format!("provenance.json is damaged: {problem}")),
             }
         }
         record.read_metrics();

@@ -180,6 +180,8 @@ pub(super) fn configuration(runs: &[Record]) -> String {
 /// A column for each start; of very many, for the first one and the last ones.
 fn starts(run: &Record) -> Table {
     const LAST: usize = 99;
+    // More than any start has: each gets a cell of each column.
+    const KEYS: usize = 99;
     let starts: Vec<(usize, &Value)> = run
         .starts
         .iter()
@@ -191,7 +193,7 @@ fn starts(run: &Record) -> Table {
         .filter_map(|(_, start)| start.as_object())
         .flat_map(|start| start.keys())
         .collect();
-    let rows = keys.into_iter().map(|key| {
+    let rows = keys.into_iter().take(KEYS).map(|key| {
         let values = starts.iter().map(|(_, start)| start.get(key).map_or("–".into(), words));
         [key.clone()].into_iter().chain(values).collect()
     });

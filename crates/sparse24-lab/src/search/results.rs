@@ -21,7 +21,7 @@ use sparse24_run::{
     Error,
     checkpoint::DatasetIdentity,
     config::Config,
-    disk,
+    disk, json,
     run::{LambdaOrigin, RunData, of_same_data},
 };
 use sparse24_train::method::PhaseKind;
@@ -281,7 +281,7 @@ impl SearchResults {
         let _confined = folder.is_dir().then(|| disk::confine(folder)).transpose()?;
         let text = disk::read_small(&path, 1 << 24)
             .map_err(|e| e.expecting("the results of `sparse24 lambda-search --out`"))?;
-        serde_json::from_slice(&text)
+        json::parse(&text, json::VALUES)
             .map_err(|e| Error::file(path, format!("is not the result of a search: {e}")))
     }
 

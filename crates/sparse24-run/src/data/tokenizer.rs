@@ -9,11 +9,11 @@ use std::{
 };
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use self::description::Description;
 use super::Tokens;
-use crate::{Error, disk};
+use crate::{Error, disk, json};
 
 #[cfg(feature = "tokenizers")]
 mod bpe;
@@ -227,17 +227,11 @@ impl Tokenizer {
                 .is_ok_and(|text| text.windows(OURS.len()).take(99).any(|at| at == OURS));
             if !is_ours {
                 let tokenizer = WordPiece::read(path).map(Self::WordPiece)?;
-                let size = tokenizer.json().len() as u64;
-                if size > LARGEST {
-                    let problem = format!(
-                        "takes {size} bytes as one of sparse24, expected at most {LARGEST}"
-                    );
-                    return Err(Error::file(path, problem));
-                }
-                return Ok(tokenizer);
+                return tokenizer.json(path).map(|_| tokenizer);
             }
         }
-        Self::load(path)
+        let tokenizer = Self::load(path)?;
+        tokenizer.json(path).map(|_| tokenizer)
     }
 
     /// The kind of this tokenizer.
@@ -512,15 +506,21 @@ impl Tokenizer {
     /// Writes `tokenizer.json`, atomically.
     ///
     /// # Errors
+    /// [`Error::File`] for a tokenizer that [`Tokenizer::load`] would refuse for its size;
     /// [`Error::Io`].
     pub fn save(&self, path: &Path) -> Result<(), Error> {
-        disk::write_atomically(path, &self.json())
+        disk::write_atomically(path, &self.json(path)?)
     }
 
-    fn json(&self) -> Vec<u8> {
-        let mut json = serde_json::to_vec_pretty(self).expect("a tokenizer is plain JSON");
-        json.push(b'\n');
-        json
+    /// The text for [`Tokenizer::save`]; an error names `path`.
+    fn json(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let text = json::pretty(self);
+        let checked = match text.len() as u64 {
+            size if size > LARGEST => Err(format!("takes {size} bytes, at most {LARGEST} fit")),
+            _ => json::parse::<IgnoredAny>(&text, MOST_VALUES),
+        };
+        let refuse = |problem| format!("is too large to be written as one of sparse24: {problem}");
+        checked.map(|_| text).map_err(|problem| Error::file(path, refuse(problem)))
     }
 
     /// Reads what [`Tokenizer::save`] wrote.
@@ -528,7 +528,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Io`]; [`Error::File`] for anything that is not such a file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        serde_json::from_slice(&disk::read_small(path, LARGEST)?).map_err(|e| {
+        json::parse(&disk::read_small(path, LARGEST)?, MOST_VALUES).map_err(|e| {
             Error::file(
                 path,
                 format!("is not a tokenizer of sparse24 (`sparse24 prepare` writes one): {e}"),
@@ -542,6 +542,9 @@ const PIECE: usize = 1 << 19;
 
 /// Every character there is, as JSON escapes.
 const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
+
+/// Most values of a file: as many pieces as a WordPiece vocabulary may have, and a few more.
+const MOST_VALUES: usize = (1 << 20) + json::VALUES;
 
 /// The first key of our files.
 #[cfg(feature = "tokenizers")]

@@ -40,8 +40,7 @@ pub(super) fn end_of_text(tokenizer: Option<&Tokenizer>) -> Option<u32> {
     Some(tokenizer.vocabulary() - 1)
 }
 
-/// Bytes of the longest file that could be one of ours, of which GPT-2's has 1 to 3 MB. Parsed, a
-/// file may take 16 times its size.
+/// Bytes of the longest file that could be one of ours, of which GPT-2's has 1 to 3 MB.
 const LONGEST: u64 = 4 << 20;
 
 /// The tokenizer in a folder.
@@ -94,7 +93,12 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
         }
         return Ok(FolderTokenizer::Known(dictionary));
     }
-    let parsed = |text: &[u8]| serde_json::from_slice::<Value>(text).unwrap_or_default();
+    let config = read("tokenizer_config.json")?.map_or_else(
+        || Ok(Map::new()),
+        |text| json::parse::<Map<String, Value>>(&text, json::VALUES),
+    );
+    let adds_space = config.map(|config| config.get("add_prefix_space") == Some(&true.into()));
+    let parsed = |text: &[u8]| json::parse::<Value>(text, json::VALUES).unwrap_or_default();
     let found = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
         (Some(text), ..) => tokens(parsed(&text)),
         (None, Some(vocabulary), Some(merges)) => {
@@ -112,16 +116,17 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     };
     let ours = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter();
     let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
-    let config = read("tokenizer_config.json")?.map(|text| parsed(&text)).unwrap_or_default();
-    match known {
-        Some(_) if config["add_prefix_space"] == true => {
+    drop(found);
+    let Some(tokenizer) = known else { return wordpiece(folder, model) };
+    Ok(match adds_space {
+        Ok(false) => FolderTokenizer::Known(tokenizer),
+        Ok(true) => {
             let problem = "tokenizer_config.json sets add_prefix_space to true: a space would come \
                            before each text";
-            Ok(FolderTokenizer::Other(problem.to_owned()))
+            FolderTokenizer::Other(problem.to_owned())
         }
-        Some(tokenizer) => Ok(FolderTokenizer::Known(tokenizer)),
-        None => wordpiece(folder, model),
-    }
+        Err(problem) => FolderTokenizer::Other(format!("tokenizer_config.json: {problem}")),
+    })
 }
 
 /// The WordPiece tokenizer in a folder.
@@ -386,6 +391,13 @@ mod tests {
                 write("tokenizer.json", json!({ "model": model }).to_string());
                 assert_eq!(found(), known);
             }
+            for (config, reason) in
+                [("[0]", "expected a map"), (r#"{"add_prefix_space":true}"#, "a space would come")]
+            {
+                write("tokenizer_config.json", config.to_owned());
+                is_other(reason);
+            }
+            write("tokenizer_config.json", "{}".to_owned());
             let long = " ".repeat(LONGEST as usize) + &json!({ "model": model }).to_string();
             let unknown = r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
             for (other, reason) in

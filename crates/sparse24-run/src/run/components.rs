@@ -15,6 +15,7 @@ use crate::{
     },
     disk,
     images::{ImageBatches, Images},
+    json,
     machine::{self, Memory},
     task::{Examples, Judgement, TaskBatches},
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
@@ -341,7 +342,7 @@ const SCAN: &str = "data.json";
 pub(super) fn data_of(run: &Path, config: &Config) -> Result<RunData, Error> {
     // It only saves time, so a damaged one is as good as none.
     let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
-    let scan = scan.and_then(|text| serde_json::from_slice(&text).ok());
+    let scan = scan.and_then(|text| json::parse(&text, json::VALUES).ok());
     let tokenizer = || {
         Tokenizer::load(&run.join(TOKENIZER)).map_err(|error| {
             error.expecting("the tokenizer of the model that it started from; copy it from there")

@@ -167,7 +167,7 @@ impl Provenance {
     /// [`Error::File`] if the file is not such an array; [`Error::Io`].
     pub fn read(path: &Path) -> Result<Vec<Self>, Error> {
         let text = disk::read_small(path, 64 << 20)?;
-        serde_json::from_slice(&text)
+        json::parse(&text, json::VALUES)
             .map_err(|e| Error::file(path, format!("not a list of starts: {e}")))
     }
 }

@@ -118,6 +118,16 @@ fn hostile_files_are_refused() {
     }
     fs::write(&path, " ".repeat(14_000_000)).unwrap();
     assert!(Tokenizer::load(&path).unwrap_err().to_string().contains("holds 14000000 bytes"));
+    #[cfg(feature = "tokenizers")]
+    {
+        let list: Vec<_> = (0..1_200_000).map(|piece| format!("\"{piece}\"")).collect();
+        let list = list.join(",");
+        let text =
+            format!(r#"{{"sparse24_tokenizer":1,"kind":"dictionary","dictionary":[{list}]}}"#);
+        fs::write(&path, text).unwrap();
+        let (message, name) = (Tokenizer::read(&path).unwrap_err().to_string(), path.to_str());
+        assert!(message.contains("too large to be written") && message.contains(name.unwrap()));
+    }
     assert!(
         Tokenizer::load(&folder.path().join("none"))
             .unwrap_err()

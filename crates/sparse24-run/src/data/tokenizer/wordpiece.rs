@@ -14,7 +14,7 @@ use std::{
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizers::{
     AddedToken, Model as _, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Trainer as _,
     models::wordpiece::{WordPiece as Model, WordPieceTrainer},
@@ -22,7 +22,8 @@ use tokenizers::{
     pre_tokenizers::bert::BertPreTokenizer,
 };
 
-use crate::{Error, disk, tensors::shards::check_inside};
+use super::MOST_VALUES;
+use crate::{Error, disk, json, tensors::shards::check_inside};
 
 /// The tokens that stand for no text: padding, a word that cannot be spelled, the starts of a
 /// sequence and of what follows a sentence, and the mask.
@@ -81,8 +82,12 @@ impl TryFrom<Vocabulary> for WordPiece {
 
     fn try_from(vocabulary: Vocabulary) -> Result<Self, String> {
         let count = vocabulary.pieces.len();
-        if count > MOST_PIECES {
-            return Err(format!("has {count} pieces, expected at most {MOST_PIECES}"));
+        let bytes: usize = vocabulary.pieces.iter().map(String::len).sum();
+        if count > MOST_PIECES || bytes as u64 > super::LARGEST {
+            return Err(format!(
+                "has {count} pieces of {bytes} bytes in all, expected at most {MOST_PIECES} and {}",
+                super::LARGEST
+            ));
         }
         let mut ids = FxHashMap::default();
         for (id, piece) in (0_u32..).zip(&vocabulary.pieces) {
@@ -240,30 +245,27 @@ impl WordPiece {
         let refuse = |problem: String| Error::file(path, problem);
         let is_json = |path: &Path| path.extension().is_some_and(|end| end == "json");
         let bytes = disk::read_small(path, LARGEST)?;
-        // Each value, and each line, takes far more memory than the file.
-        let (separator, what, most) = match is_json(path) {
-            true => (b',', "values", 4 * MOST_PIECES),
-            false => (b'\n', "pieces", MOST_PIECES),
-        };
-        let count = 1 + bytes.trim_ascii_end().iter().filter(|&&byte| byte == separator).count();
-        if count > most {
-            return Err(refuse(format!("has {count} {what}, expected at most {most}")));
+        // Each line takes far more memory than its bytes.
+        let lines = 1 + bytes.trim_ascii_end().iter().filter(|&&byte| byte == b'\n').count();
+        if !is_json(path) && lines > MOST_PIECES {
+            return Err(refuse(format!("has {lines} pieces, expected at most {MOST_PIECES}")));
         }
         let beside = disk::parent(path).join("tokenizer_config.json");
         if beside.is_symlink() {
             check_inside(&beside)?;
         }
-        let config: Value = match disk::read_small(&beside, LARGEST) {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).map_err(|e| Error::file(&beside, e.to_string()))?
-            }
+        let config: Map<String, Value> = match disk::read_small(&beside, LARGEST) {
+            Ok(bytes) => json::parse(&bytes, json::VALUES)
+                .map_err(|problem| Error::file(&beside, problem))?,
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                Value::Null
+                Map::new()
             }
             Err(error) => return Err(error),
         };
+        let config = Value::Object(config);
         let vocabulary = if is_json(path) {
-            let json = serde_json::from_slice(&bytes).map_err(|e| refuse(e.to_string()))?;
+            let json = json::parse(&bytes, MOST_VALUES).map_err(refuse)?;
+            drop(bytes);
             let vocabulary = of_json(&json).map_err(refuse)?;
             agree(&vocabulary, &config).map_err(refuse)?;
             vocabulary
@@ -453,7 +455,7 @@ mod tests {
         let long = folder.path().join("vocab.txt");
         fs::write(&long, lines(&"x".repeat(14 << 20))).unwrap();
         let error = super::super::Tokenizer::read(&long).unwrap_err().to_string();
-        assert!(error.contains("expected at most 13369344"), "{error}");
+        assert!(error.contains("at most 1048576 and 13369344"), "{error}");
         #[cfg(unix)]
         {
             fs::write(&long, lines("a")).unwrap();
@@ -468,6 +470,7 @@ mod tests {
         for (config, expected) in [
             (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": false }), ""),
             (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case is false here"),
+            (json!([0]), "expected a map"),
             (json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), ""),
         ] {
             fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();

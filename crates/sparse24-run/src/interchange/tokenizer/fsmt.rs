@@ -15,7 +15,7 @@ pub(super) const FILES: [&str; 2] = ["vocab-src.json", "vocab-tgt.json"];
 
 /// The dictionary of one of the files.
 pub(super) fn read(text: &[u8]) -> Result<Dictionary, String> {
-    let ids: BTreeMap<String, u32> = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+    let ids: BTreeMap<String, u32> = json::parse(text, json::VALUES)?;
     let mut pieces: Vec<_> = ids.into_iter().map(|(piece, id)| (id, piece)).collect();
     pieces.sort_unstable();
     if !pieces.iter().map(|(id, _)| *id).eq(0..pieces.len() as u32) {
