@@ -173,6 +173,9 @@ impl<'a> Documents<'a> {
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
+            if number % 0x1_0000 == 0 {
+                cutter.pause()?;
+            }
             let refuse = |problem| Err(Error::file(&**path, format!("line {number}: {problem}")));
             match (&mut source).take(LARGEST as u64 + 1).read_until(b'\n', &mut line) {
                 Ok(0) => break,
@@ -408,6 +411,11 @@ impl Cutter<'_> {
             None => self.batch.text.push('\n'),
         }
         if self.batch.text.len() >= BATCH { self.flush(self.batch.text.len()) } else { Ok(()) }
+    }
+
+    /// Gives away no text, so that an error of the sink ends a file that has none.
+    fn pause(&mut self) -> Result<(), Error> {
+        (self.sink)(Batch { read: self.read.get(), ..Batch::default() })
     }
 
     /// Gives away the text up to here.
