@@ -86,6 +86,12 @@ fn unusable_texts_folders_and_shares_are_refused() {
     place.write("text", "to be, or not to be\n".repeat(50));
     place.write("lines.jsonl", "{}");
     place.write("cut.jsonl", "{\"text\": 1\n");
+    // The library of Parquet panics at a page that needs a dictionary.
+    let page = b"PAR1\x15\0\x15\x06\x15\x06\x2c\x15\x02\x15\x10\x15\x06\x15\x06\0\0\x01\x02\0";
+    let footer = b"\x15\x02\x19\x2c\x48\x01m\x15\x02\0\x15\x0c\x25\0\x18\x04text\0\x16\x02\x19\x1c\
+        \x19\x1c\x26\x08\x1c\x15\x0c\x19\x15\0\x19\x18\x04text\x15\0\x16\x02\x16\x02\x16\x28\
+        \x26\x08\0\0\x16\0\x16\x02\0\0";
+    place.write("a.parquet", [page, &footer[..], &[footer.len() as u8, 0, 0, 0], b"PAR1"].concat());
     place.answer("prepare --tokenizer byte --data text --out made");
     for (arguments, code, pattern) in [
         ("nowhere --out out", 3, "nowhere: does not exist"),
@@ -97,6 +103,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out out --separator=", 2, "--separator*empty"),
         ("lines.jsonl --out out", 3, "lines.jsonl: line 1: *`text`*--field"),
         ("cut.jsonl --out out", 3, "cut.jsonl: line 1: *at column 10"),
+        ("a.parquet --out out", 3, "a.parquet: row 1: damaged data"),
         ("text --out out --validation 5000", 3, "text: 1000 tokens*5000"),
         ("text --out one", 3, "one: *not a folder"),
         ("text --out one/out", 4, "cannot create one: "),

@@ -1,51 +1,52 @@
 //! One column of text of a Parquet file.
 //!
-//! Invariant: no footer is read with more than [`FOOTER`] bytes, [`COLUMNS`] columns or [`DEPTH`]
-//! levels of groups, and no page that claims more than [`PAGE`] bytes or, in a delta encoding, more
-//! than [`LENGTHS`] values, so that memory is bounded whatever the file says. Time is bounded by
-//! [`ROWS`] and [`TEXT`].
+//! Invariant: footers and the headers of pages are read here, in linear time and without recursion
+//! beyond [`DEPTH`]; the library decodes only the values of a page. No footer has more than
+//! [`FOOTER`] bytes, no page more than [`PAGE`], no dictionary more than [`ENTRIES`] texts and no
+//! page in a delta encoding more than [`LENGTHS`] values, so that memory is bounded whatever the
+//! file claims. Time is bounded by [`ROWS`] and [`TIMES`].
 
 use std::{
+    cell::Cell,
     fs::File,
-    io::BufReader,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{self, AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc, Once,
+        mpsc::{Receiver, channel},
+    },
 };
 
-use bytes::Bytes;
 use parquet::{
-    basic::{Compression, Encoding, Type},
+    basic::{Encoding, Type},
     column::{
         page::{Page, PageMetadata, PageReader},
         reader::ColumnReaderImpl,
     },
     data_type::ByteArrayType,
     errors::{ParquetError, Result as Parquet},
-    file::{
-        metadata::ParquetMetaDataReader,
-        reader::{ChunkReader, Length},
-        serialized_reader::SerializedPageReader,
-    },
+    schema::types::{ColumnDescriptor, ColumnPath, Type as Schema},
 };
+use snap::raw::Decoder as Snappy;
 
+use self::thrift::{
+    BYTES, DEPTH, LIST, Numbers, STRUCT, bytes, ignore, members, number, numbers, skip, structs,
+};
 use super::{At, Cutter};
 use crate::{Error, disk};
 
-/// The largest footer, which takes up to twenty times as much memory.
-const FOOTER: usize = 16 << 20;
+mod thrift;
 
-/// Most columns and groups of columns, and levels of groups: they are read recursively.
-const COLUMNS: u64 = 1 << 16;
-const DEPTH: usize = 64;
+/// The largest footer.
+const FOOTER: usize = 16 << 20;
 
 /// Most rows for each byte of a file, beyond a million: a run of nulls of any length takes a few
 /// bytes.
 const ROWS: u64 = 256;
 
-/// Most bytes of text for each byte of a file, beyond [`PAGE`]: rows may share one text of a
-/// dictionary.
-const TEXT: u64 = 4096;
+/// Most bytes of text, and of pages, for each byte of a file, beyond [`PAGE`]: rows may share one
+/// text of a dictionary, row groups may share pages, and pages may be zeros.
+const TIMES: u64 = 4096;
 
 /// The largest page. A writer that checks sizes once in a thousand rows makes pages of
 /// a hundred megabytes from books.
@@ -55,147 +56,371 @@ const PAGE: usize = 128 << 20;
 /// is read.
 const LENGTHS: u64 = PAGE as u64 / 8;
 
+/// Most texts of a dictionary: each has a handle of 32 bytes.
+const ENTRIES: usize = PAGE / 32;
+
+/// Kinds of pages.
+const DATA: u32 = 0;
+const INDEX: u32 = 1;
+const DICTIONARY: u32 = 2;
+const DATA_V2: u32 = 3;
+
+/// Names of the codecs, by number.
+const CODECS: [&str; 8] =
+    ["no codec", "Snappy", "gzip", "LZO", "Brotli", "LZ4", "Zstandard", "raw LZ4"];
+const SNAPPY: u64 = 1;
+const ZSTANDARD: u64 = 6;
+
 /// Each row is a document, but for null.
 pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Result<(), Error> {
     let refuse = |problem: String| Error::file(&**path, problem);
     let (file, size) = disk::open(path)?;
     let before = cutter.read.get();
-    let file = Arc::new(Pages(file));
     let mut end = [0; 8];
-    if size < 12 || disk::read_at(&file.0, size - 8, &mut end).is_err() || end[4..] != *b"PAR1" {
+    if size < 12 || disk::read_at(&file, size - 8, &mut end).is_err() || end[4..] != *b"PAR1" {
         return Err(refuse("is not a Parquet file, or was cut: its end is missing".to_owned()));
     }
-    let footer = u32::from_le_bytes(end[..4].try_into().expect("four bytes"));
-    if footer as usize > FOOTER {
+    let length = u32::from_le_bytes(end[..4].try_into().expect("four bytes"));
+    if length as usize > FOOTER {
         let limit = FOOTER >> 20;
-        return Err(refuse(format!("its footer claims {footer} bytes, more than {limit} MiB")));
+        return Err(refuse(format!("its footer claims {length} bytes, more than {limit} MiB")));
     }
-    let start = size.checked_sub(8 + u64::from(footer));
-    let mut metadata = vec![0; footer as usize];
-    if start.is_none_or(|start| disk::read_at(&file.0, start, &mut metadata).is_err()) {
-        return Err(refuse(format!("its footer claims {footer} bytes, more than it has")));
+    let start = size.checked_sub(8 + u64::from(length));
+    let mut bytes = vec![0; length as usize];
+    if start.is_none_or(|start| disk::read_at(&file, start, &mut bytes).is_err()) {
+        return Err(refuse(format!("its footer claims {length} bytes, more than it has")));
     }
-    let damaged = |e| refuse(format!("its footer is damaged: {e}"));
-    match extent(&metadata) {
-        None => return Err(damaged(general("it cannot be read"))),
-        Some((columns, levels)) if columns > COLUMNS || levels > DEPTH => {
-            let limit = format!("expected at most {COLUMNS} in {DEPTH}");
-            return Err(refuse(format!("has {columns} columns in {levels} levels, {limit}")));
-        }
-        Some(_) => {}
-    }
-    let about =
-        guarded(|| ParquetMetaDataReader::new().parse_and_finish(&file.0)).map_err(damaged)?;
-    let columns = about.file_metadata().schema_descr().columns();
-    let Some(index) = columns.iter().position(|column| column.path().string() == field) else {
-        let names: Vec<_> = columns.iter().map(|column| column.path().string()).collect();
-        let problem = format!("has no column `{field}`, but {}", names.join(", "));
+    let Some(footer) = Footer::read(&bytes, field) else {
+        let problem = "its footer is damaged, or nests columns more than";
+        return Err(refuse(format!("{problem} {DEPTH} deep")));
+    };
+    drop(bytes);
+    let Some(Column { is_text, levels, .. }) = footer.column else {
+        let names = footer.names;
+        let problem = format!("has no column `{field}`, but {names}");
         return Err(refuse(problem + "; name one of text with --field"));
     };
-    let column = &columns[index];
-    if column.physical_type() != Type::BYTE_ARRAY || column.max_rep_level() > 0 {
+    if !is_text {
         return Err(refuse(format!("its column `{field}` is not one of text")));
     }
-    let told = about.file_metadata().num_rows();
+    let told = footer.rows;
     if told.unsigned_abs() > (1 << 20) + ROWS * size {
         return Err(refuse(format!("claims {told} rows in {size} bytes")));
     }
-    let (mut row, mut left) = (0, PAGE as u64 + TEXT * size);
-    for group in about.row_groups() {
-        let failed = |row: i64, e: ParquetError| {
-            let problem = e.to_string();
-            refuse(format!("row {row}: {}", problem.trim_start_matches("Parquet error: ")))
-        };
-        let chunk = group.column(index);
-        let codec = chunk.compression();
-        if !matches!(codec, Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_))
-        {
+    let mismatch = |found| refuse(format!("holds {found} rows, but its footer says {told}"));
+    let schema = Schema::primitive_type_builder(field, Type::BYTE_ARRAY).build();
+    let (schema, name) = (schema.expect("a column of bytes"), ColumnPath::from(field));
+    let column = Arc::new(ColumnDescriptor::new(Arc::new(schema), levels, 0, name));
+    let (mut row, mut left) = (0, PAGE as u64 + TIMES * size);
+    let mut pages = Pages { file, left, has_levels: levels > 0 };
+    let failed = |row: i64, e: ParquetError| {
+        let problem = e.to_string();
+        refuse(format!("row {row}: {}", problem.trim_start_matches("Parquet error: ")))
+    };
+    for mut chunk in footer.chunks {
+        if !matches!(chunk.codec, 0 | SNAPPY | ZSTANDARD) {
+            let codec = CODECS.get(chunk.codec as usize).unwrap_or(&"an unknown codec");
             return Err(refuse(format!(
                 "is compressed with {codec}, expected none, Snappy or Zstandard"
             )));
         }
-        let count = group.num_rows() as usize;
-        let pages = guarded(|| SerializedPageReader::new(Arc::clone(&file), chunk, count, None))
-            .map_err(|e| failed(row + 1, e))?;
-        let pages = Checked { pages, has_levels: column.max_def_level() > 0 };
-        let mut reader =
-            ColumnReaderImpl::<ByteArrayType>::new(Arc::clone(column), Box::new(pages));
+        let (queue, next) = channel();
+        let column = Arc::clone(&column);
+        let mut reader = ColumnReaderImpl::<ByteArrayType>::new(column, Box::new(Queue(next)));
         let (mut values, mut levels) = (Vec::new(), Vec::new());
-        loop {
-            values.clear();
-            levels.clear();
-            // One by one: the values of a page may share their beginnings.
-            let next = || reader.read_records(1, Some(&mut levels), None, &mut values);
-            let (count, ..) = guarded(next).map_err(|e| failed(row + 1, e))?;
-            if count == 0 || row > told {
-                break;
+        while chunk.length > 0 {
+            cutter.pause()?;
+            let page = pages.next(&mut chunk).map_err(|e| failed(row + 1, e))?;
+            let Some(page) = page else { continue };
+            queue.send(page).expect("the reader has the other end");
+            loop {
+                values.clear();
+                levels.clear();
+                // One by one: the values of a page may share their beginnings.
+                let next = || reader.read_records(1, Some(&mut levels), None, &mut values);
+                let (count, ..) = guarded(next).map_err(|e| failed(row + 1, e))?;
+                if count == 0 {
+                    break;
+                }
+                if row >= told {
+                    return Err(mismatch("more".to_owned()));
+                }
+                row += 1;
+                let done = size as f64 * (row as f64 / told as f64);
+                cutter.read.set(before + done as u64);
+                if row % 0x1_0000 == 0 {
+                    cutter.pause()?;
+                }
+                let Some(value) = values.first() else { continue };
+                let Some(rest) = left.checked_sub(value.len() as u64) else {
+                    return Err(refuse(format!("row {row}: {TIMES} times as much text as bytes")));
+                };
+                left = rest;
+                let text = std::str::from_utf8(value.data())
+                    .map_err(|e| refuse(format!("row {row}: is not UTF-8 text: {e}")))?;
+                cutter.place(path, At::Row(row as u64));
+                cutter.push(text)?;
+                cutter.end()?;
             }
-            row += 1;
-            cutter.read.set(before + (size as f64 * (row as f64 / told as f64).min(1.0)) as u64);
-            let Some(value) = values.first() else { continue };
-            let Some(rest) = left.checked_sub(value.len() as u64) else {
-                return Err(refuse(format!("row {row}: {TEXT} times as much text as bytes")));
-            };
-            left = rest;
-            let text = std::str::from_utf8(value.data())
-                .map_err(|e| refuse(format!("row {row}: is not UTF-8 text: {e}")))?;
-            cutter.place(path, At::Row(row as u64));
-            cutter.push(text)?;
-            cutter.end()?;
         }
     }
     if row != told {
-        let found = if row > told { "more" } else { &*row.to_string() };
-        return Err(refuse(format!("holds {found} rows, but its footer says {told}")));
+        return Err(mismatch(row.to_string()));
     }
     cutter.read.set(before + size);
     Ok(())
 }
 
-/// A file whose pages are small enough.
-struct Pages(File);
+/// The parts of a footer that matter for one column.
+#[derive(Default)]
+struct Footer {
+    rows: i64,
+    column: Option<Column>,
+    /// Names of other columns, cut if they are many or long.
+    names: String,
+    /// The column in each row group.
+    chunks: Vec<Chunk>,
+}
 
-impl Length for Pages {
-    fn len(&self) -> u64 {
-        self.0.len()
+struct Column {
+    index: usize,
+    is_text: bool,
+    /// Levels at which a value can be null.
+    levels: i16,
+}
+
+/// The pages of a column in a row group that are still to be read.
+struct Chunk {
+    codec: u64,
+    start: u64,
+    length: u64,
+}
+
+/// A group of columns whose children follow.
+#[derive(Clone, Copy)]
+struct Group {
+    /// How many children are still to come.
+    left: i64,
+    /// Length of its path.
+    path: usize,
+    levels: i16,
+    is_repeated: bool,
+}
+
+impl Footer {
+    fn read(mut data: &[u8], field: &str) -> Option<Self> {
+        let mut footer = Self::default();
+        let own = numbers(&mut data, &mut |id, kind, data| match (id, kind) {
+            (2, LIST) => footer.schema(data, field),
+            (4, LIST) => structs(data, &mut |data| footer.group(data)),
+            (2 | 4, _) => None,
+            _ => skip(data, kind, DEPTH),
+        })?;
+        footer.rows = own[3]?;
+        (footer.column.is_some() || !footer.names.is_empty()).then_some(footer)
+    }
+
+    /// Finds the column `field` among the elements of a schema, in which children follow their
+    /// group.
+    fn schema(&mut self, data: &mut &[u8], field: &str) -> Option<()> {
+        let (mut path, mut index) = (String::new(), 0);
+        let mut open = vec![Group { left: 1, path: 0, levels: 0, is_repeated: false }];
+        structs(data, &mut |data| {
+            let mut name = None;
+            let own = numbers(data, &mut |id, kind, data| match (id, kind) {
+                (4, BYTES) => bytes(data).map(|bytes| name = Some(bytes.to_vec())),
+                _ => skip(data, kind, DEPTH),
+            })?;
+            while open.pop_if(|group| group.left == 0).is_some() {}
+            let parent = open.last_mut()?;
+            parent.left -= 1;
+            let mut group = Group { left: own[5].unwrap_or(0), ..*parent };
+            // Names and levels start below the root.
+            if open.len() > 1 {
+                path.truncate(group.path);
+                path.push_str(if path.is_empty() { "" } else { "." });
+                path.push_str(&String::from_utf8(name?).ok()?);
+                let repetition = own[3]?;
+                group.path = path.len();
+                group.levels += i16::from(repetition != 0);
+                group.is_repeated |= repetition == 2;
+            }
+            if group.left != 0 || own[1].is_none() {
+                open.push(group);
+                return (open.len() <= DEPTH).then_some(());
+            }
+            if path == field {
+                let is_text = own[1] == Some(Type::BYTE_ARRAY as i64) && !group.is_repeated;
+                self.column.get_or_insert(Column { index, is_text, levels: group.levels });
+            } else if self.names.len() < 1000 {
+                self.names += if self.names.is_empty() { "" } else { ", " };
+                self.names.extend(path.chars().take(100));
+            }
+            index += 1;
+            Some(())
+        })?;
+        open.iter().all(|group| group.left == 0).then_some(())
+    }
+
+    /// Finds the column in a row group.
+    fn group(&mut self, data: &mut &[u8]) -> Option<()> {
+        let Some(Column { index, .. }) = self.column else { return skip(data, STRUCT, DEPTH) };
+        let (mut number, mut chunk) = (0, None);
+        numbers(data, &mut |id, kind, data| match (id, kind) {
+            (1, LIST) => structs(data, &mut |data| {
+                members(data, &mut |id, kind, data| match (id, kind) {
+                    (3, STRUCT) if number == index => {
+                        chunk = Some(numbers(data, &mut ignore)?);
+                        Some(())
+                    }
+                    _ => skip(data, kind, DEPTH),
+                })?;
+                number += 1;
+                Some(())
+            }),
+            _ => skip(data, kind, DEPTH),
+        })?;
+        let own = chunk?;
+        // Some writers have a dictionary at 0 where there is none.
+        let start = own[11].filter(|&at| at > 0).or(own[9]);
+        let [codec, start, length] = [own[4], start, own[7]].map(|n| u64::try_from(n?).ok());
+        self.chunks.push(Chunk { codec: codec?, start: start?, length: length? });
+        Some(())
     }
 }
 
-impl ChunkReader for Pages {
-    type T = BufReader<File>;
-
-    /// Called where the header of a page starts.
-    fn get_read(&self, start: u64) -> Parquet<Self::T> {
-        let mut head = [0; 32];
-        let length = self.len().saturating_sub(start).min(32) as usize;
-        disk::read_at(&self.0, start, &mut head[..length])?;
-        let size = uncompressed(&head).ok_or_else(|| general("a damaged page header"))?;
-        if size > PAGE as u64 {
-            let limit = PAGE >> 20;
-            let problem = format!(
-                "a page of {size} bytes, more than {limit} MiB; write smaller ones, or .jsonl"
-            );
-            return Err(general(problem));
-        }
-        self.0.get_read(start)
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Parquet<Bytes> {
-        if length > PAGE {
-            return Err(general(format!("a page of {length} compressed bytes")));
-        }
-        self.0.get_bytes(start, length)
-    }
-}
-
-/// The pages of a column, none with too many lengths.
-struct Checked<P> {
-    pages: P,
+/// Reads the pages of a file, within a budget.
+struct Pages {
+    file: File,
+    /// How many bytes may still be read and decompressed.
+    left: u64,
     /// Whether values may be null.
     has_levels: bool,
 }
 
-impl<P: PageReader> Iterator for Checked<P> {
+impl Pages {
+    fn charge(&mut self, bytes: u64) -> Parquet<()> {
+        let problem = || general(format!("{TIMES} times as much in pages as bytes in the file"));
+        self.left = self.left.checked_sub(bytes).ok_or_else(problem)?;
+        Ok(())
+    }
+
+    fn bytes(&mut self, start: u64, length: u64) -> Parquet<Vec<u8>> {
+        self.charge(length)?;
+        let mut bytes = vec![0; length as usize];
+        disk::read_at(&self.file, start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The next page of a chunk; none for one without text.
+    fn next(&mut self, chunk: &mut Chunk) -> Parquet<Option<Page>> {
+        let damaged = || general("a damaged page header");
+        // Headers with statistics may be long.
+        let mut most = 1 << 12;
+        let (outer, (id, inner), header) = loop {
+            let bytes = self.bytes(chunk.start, chunk.length.min(most))?;
+            let (mut rest, mut inner) = (&bytes[..], (0, Numbers::default()));
+            let outer = numbers(&mut rest, &mut |id, kind, data| match (id, kind) {
+                (5 | 7 | 8, STRUCT) => numbers(data, &mut ignore).map(|own| inner = (id, own)),
+                _ => skip(data, kind, DEPTH),
+            });
+            if let Some(outer) = outer {
+                break (outer, inner, (bytes.len() - rest.len()) as u64);
+            }
+            if chunk.length <= most || most > FOOTER as u64 {
+                return Err(damaged());
+            }
+            most *= 4;
+        };
+        let number = |of: &Numbers, id: usize| {
+            of[id].and_then(|n| u32::try_from(n).ok()).ok_or_else(damaged)
+        };
+        let own = |id| number(&inner, id);
+        let encoding = |id: usize| {
+            let find = |n| Encoding::VARIANTS.iter().copied().find(|&known| known as i64 == n);
+            inner[id].and_then(find).ok_or_else(damaged)
+        };
+        let (size, length) = (number(&outer, 2)? as usize, number(&outer, 3)? as usize);
+        if size.max(length) > PAGE {
+            let (size, limit) = (size.max(length), PAGE >> 20);
+            let problem = format!("a page of {size} bytes, more than {limit} MiB");
+            return Err(general(problem + "; write smaller ones, or .jsonl"));
+        }
+        let start = chunk.start + header;
+        chunk.length = chunk.length.checked_sub(header + length as u64).ok_or_else(damaged)?;
+        chunk.start = start + length as u64;
+        let (mut codec, mut levels) = (chunk.codec, 0);
+        match (number(&outer, 1)?, id) {
+            (INDEX, _) => return Ok(None),
+            (DATA, 5) => {}
+            (DICTIONARY, 7) => {
+                let (count, most) = (own(1)?, ENTRIES.min(size / 4));
+                if count as usize > most {
+                    let problem = format!("a dictionary of {count} texts in {size} bytes");
+                    return Err(general(problem));
+                }
+            }
+            (DATA_V2, 8) => {
+                levels = own(5)? as usize + own(6)? as usize;
+                if inner[7] == Some(0) {
+                    codec = 0;
+                }
+            }
+            _ => return Err(damaged()),
+        }
+        let mut data = self.bytes(start, length as u64)?;
+        if codec != 0 {
+            self.charge(size as u64)?;
+            let damaged = || general(format!("a page that has not the {size} bytes it claims"));
+            let packed = data.split_off(levels.min(length));
+            data.resize(size, 0);
+            let rest = data.get_mut(levels..).ok_or_else(damaged)?;
+            let count = match codec {
+                _ if rest.is_empty() => 0,
+                SNAPPY => Snappy::new().decompress(&packed, rest).map_err(|_| damaged())?,
+                _ => zstd::bulk::decompress_to_buffer(&packed, rest).map_err(|_| damaged())?,
+            };
+            if count != rest.len() {
+                return Err(damaged());
+            }
+        }
+        let buf = data.into();
+        let page = match id {
+            5 => Page::DataPage {
+                buf,
+                num_values: own(1)?,
+                encoding: encoding(2)?,
+                def_level_encoding: encoding(3)?,
+                rep_level_encoding: encoding(4)?,
+                statistics: None,
+            },
+            7 => Page::DictionaryPage {
+                buf,
+                num_values: own(1)?,
+                encoding: encoding(2)?,
+                is_sorted: false,
+            },
+            _ => Page::DataPageV2 {
+                buf,
+                num_values: own(1)?,
+                encoding: encoding(4)?,
+                num_nulls: own(2)?,
+                num_rows: own(3)?,
+                def_levels_byte_len: own(5)?,
+                rep_levels_byte_len: own(6)?,
+                is_compressed: false,
+                statistics: None,
+            },
+        };
+        check_lengths(&page, self.has_levels)?;
+        Ok(Some(page))
+    }
+}
+
+/// At most one page, so that all pages are asked for in [`read`].
+struct Queue(Receiver<Page>);
+
+impl Iterator for Queue {
     type Item = Parquet<Page>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -203,19 +428,17 @@ impl<P: PageReader> Iterator for Checked<P> {
     }
 }
 
-impl<P: PageReader> PageReader for Checked<P> {
+impl PageReader for Queue {
     fn get_next_page(&mut self) -> Parquet<Option<Page>> {
-        let page = self.pages.get_next_page()?;
-        page.iter().try_for_each(|page| check_lengths(page, self.has_levels))?;
-        Ok(page)
+        Ok(self.0.try_recv().ok())
     }
 
     fn peek_next_page(&mut self) -> Parquet<Option<PageMetadata>> {
-        self.pages.peek_next_page()
+        Ok(None)
     }
 
     fn skip_next_page(&mut self) -> Parquet<()> {
-        self.pages.skip_next_page()
+        Ok(())
     }
 }
 
@@ -272,137 +495,27 @@ fn skip_deltas(data: &mut &[u8]) -> Option<u64> {
     Some(count)
 }
 
-/// Takes a number in seven bits of each byte, the lowest first.
-fn number(data: &mut &[u8]) -> Option<u64> {
-    let length = data.iter().take(10).position(|byte| byte & 0x80 == 0)? + 1;
-    let bytes = data.split_off(..length)?;
-    Some(bytes.iter().rev().fold(0, |n: u64, byte| n << 7 | u64::from(byte & 0x7f)))
-}
-
-/// The columns and groups of the schema, the second member of a footer in Thrift's compact
-/// protocol, and its levels; none if the footer is damaged.
-fn extent(mut footer: &[u8]) -> Option<(u64, usize)> {
-    let (mut columns, mut levels) = (0, 0);
-    members(&mut footer, &mut |id, kind, data| {
-        if (id, kind) != (2, LIST) {
-            return skip(data, kind, DEPTH);
-        }
-        (columns, _) = list(data)?;
-        // How many children each open group still lacks.
-        let mut open = Vec::new();
-        for _ in 0..columns {
-            let mut children = 0;
-            members(data, &mut |id, kind, data| match (id, kind) {
-                (5, 5) => number(data).map(|count| children = count / 2),
-                _ => skip(data, kind, DEPTH),
-            })?;
-            while open.pop_if(|left| *left == 0).is_some() {}
-            open.last_mut().into_iter().for_each(|left| *left -= 1);
-            open.push(children);
-            levels = levels.max(open.len());
-        }
-        Some(())
-    })?;
-    Some((columns, levels))
-}
-
-/// Thrift's code of a list.
-const LIST: u8 = 9;
-
-type Member<'a> = dyn FnMut(u64, u8, &mut &[u8]) -> Option<()> + 'a;
-
-/// Gives the id and the kind of each member of a struct to `take`, which takes its data.
-fn members(data: &mut &[u8], take: &mut Member<'_>) -> Option<()> {
-    let mut id = 0;
-    loop {
-        let head = *data.split_off_first()?;
-        match head >> 4 {
-            _ if head == 0 => return Some(()),
-            0 => id = number(data)? / 2,
-            step => id += u64::from(step),
-        }
-        take(id, head & 15, data)?;
-    }
-}
-
-/// The length of a list and the kind of its elements.
-fn list(data: &mut &[u8]) -> Option<(u64, u8)> {
-    let head = *data.split_off_first()?;
-    let count = if head >> 4 == 15 { number(data)? } else { u64::from(head >> 4) };
-    Some((count, head & 15))
-}
-
-/// Skips a value of a kind that has at most `depth` levels.
-fn skip(data: &mut &[u8], kind: u8, depth: usize) -> Option<()> {
-    let depth = depth.checked_sub(1)?;
-    match kind {
-        // A member that is true or false is its kind.
-        1 | 2 => {}
-        3 => drop(data.split_off_first()?),
-        4..=6 => drop(number(data)?),
-        7 => drop(data.split_off(..8)?),
-        8 => {
-            let length = number(data)?;
-            data.split_off(..usize::try_from(length).ok()?)?;
-        }
-        LIST | 10 => {
-            let (count, kind) = list(data)?;
-            for _ in 0..count {
-                skip(data, if kind < 3 { 3 } else { kind }, depth)?;
-            }
-        }
-        12 => members(data, &mut |_, kind, data| skip(data, kind, depth))?,
-        _ => return None,
-    }
-    Some(())
-}
-
-/// The reader panics at some kinds of damage.
+/// The reader panics at some kinds of damage, of which nothing is printed.
 fn guarded<T>(read: impl FnOnce() -> Parquet<T>) -> Parquet<T> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(general("damaged data")))
+    thread_local!(static IS_GUARDED: Cell<bool> = const { Cell::new(false) });
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if !IS_GUARDED.get() {
+                hook(panic)
+            }
+        }));
+    });
+    IS_GUARDED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(read));
+    IS_GUARDED.set(false);
+    result.unwrap_or_else(|_| Err(general("damaged data")))
 }
 
 fn general(problem: impl Into<String>) -> ParquetError {
     ParquetError::General(problem.into())
 }
 
-/// The size of a page, the second member of its header: in Thrift's compact protocol, each of the
-/// first is a byte (one on from the member before it, of type i32) and a zigzag number.
-fn uncompressed(mut head: &[u8]) -> Option<u64> {
-    let mut size = 0;
-    for _ in 0..2 {
-        head = head.strip_prefix(&[0x15])?;
-        size = number(&mut head)?;
-    }
-    (size & 1 == 0).then_some(size >> 1)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::extent;
-
-    /// A footer with groups of one column each, and then columns.
-    fn footer(groups: u16, columns: u32) -> Vec<u8> {
-        let count = u32::from(groups) + columns;
-        let count =
-            (0..3).map(|part| (count >> (7 * part)) as u8 & 0x7f | if part < 2 { 0x80 } else { 0 });
-        let mut bytes = vec![0x15, 2, 0x19, 0xfc];
-        bytes.extend(count);
-        (0..groups).for_each(|_| bytes.extend([0x48, 1, b'g', 0x15, 2, 0]));
-        (0..columns).for_each(|_| bytes.extend([0x15, 12, 0x38, 1, b'c', 0]));
-        bytes.extend([0x16, 2, 0]);
-        bytes
-    }
-
-    #[test]
-    fn the_extent_of_a_schema() {
-        for (groups, columns) in [(0, 3), (63, 1), (64, 1), (60_000, 1), (1, 70_000)] {
-            let expected = (u64::from(groups) + u64::from(columns), usize::from(groups) + 1);
-            assert_eq!(extent(&footer(groups, columns)), Some(expected));
-        }
-        let whole = footer(5, 1);
-        for length in 0..whole.len() {
-            assert_eq!(extent(&whole[..length]), None, "{length} bytes");
-        }
-    }
-}
+mod tests;

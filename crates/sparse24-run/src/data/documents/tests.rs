@@ -20,7 +20,8 @@ fn parquet_in(texts: &[Option<&str>], encoding: Encoding, compression: Compressi
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
-    let schema = "message corpus { required int64 id; optional binary text (UTF8); }";
+    let schema = "message corpus { required group a { required int64 id; } \
+                  optional binary text (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder()
         .set_compression(compression)
