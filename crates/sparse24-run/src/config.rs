@@ -555,10 +555,16 @@ mod tests {
 
     #[test]
     fn settings_that_are_probably_unintended_have_a_remark() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["train.bin", "val.bin"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let shards = format!("data.path={}", folder.path().display());
         for (settings, expected) in [
             (["optimizer.warmup_steps=100", "steps=100"], "warm-up (optimizer.warmup_steps = 100)"),
             (["method.name=dense", "method.lambda=1.0"], "method.lambda has no effect"),
-            (["data.path=.", "data.validation_share=0.2"], "data.validation_share has no effect"),
+            ([&shards, "data.validation_share=0.2"], "data.validation_share has no effect"),
+            (["data.path=.", "data.validation_share=0.2"], ""),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1901"], "than the 1900 steps"),
             (["optimizer.schedule=wsd", "optimizer.cooldown_steps=1900"], ""),
             (["optimizer.learning_rate=1e-3", "optimizer.min_learning_rate=2e-3"], "rises after"),

@@ -372,8 +372,8 @@ fn lock(handle: &File) -> io::Result<()> {
     }
 }
 
-/// Locks what a process that died left at this path, and removes it. To be held until its successor
-/// is locked.
+/// Locks and removes what a dead process left at this path. Hold the result until its successor is
+/// locked.
 fn take_left(path: &Path) -> io::Result<Option<File>> {
     let left = open_file(path, As::Source).ok();
     left.as_ref().map_or(Ok(()), lock)?;

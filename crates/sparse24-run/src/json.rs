@@ -1,5 +1,4 @@
-//! JSON files: as this crate writes them, and read without taking far more memory than they have
-//! bytes.
+//! JSON files: written as this crate writes them, and parsed within a bound on memory.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -13,7 +12,7 @@ pub const VALUES: usize = 1 << 18;
 /// The problem: more than `most` values, or not what is expected.
 pub fn parse<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, String> {
     // In a `serde_json::Value`, an entry takes up to 160 bytes, a list of one 128 and an object of
-    // one 640. Characters within strings count too.
+    // one 640. Punctuation in strings counts too.
     let values = text.iter().map(|byte| match byte {
         b',' | b'[' => 1,
         b'{' => 5,

@@ -65,8 +65,8 @@ impl Batch {
     }
 
     /// Fills in lengths that are left out. Refuses a batch that does not consist of these inputs in
-    /// whole sequences of this shape, or of its own, which must fit into this one; the sequence
-    /// length of images must be this one's. Returns the batch's shape.
+    /// whole sequences of shape `most`, or of its own, which must fit into `most`, with the same
+    /// length for images. Returns the batch's shape.
     ///
     /// # Errors
     /// [`Error::Operand`] names what does not fit.

@@ -3,7 +3,8 @@
 // in   q, k, v, lse, D, dO and lengths as there
 // out  dq, or dk and dv in one buffer, f32: the first call overwrites them, and the others add to
 //      them; attention_dkv_software may write one of the two
-// pre  no dropout; queries and keys multiples of 32; offsets and strides multiples of 4
+// pre  no dropout; queries and keys multiples of 32; offsets and strides multiples of 4;
+//      at most 65535 workgroups
 // acc  f32: keys or queries in order, in blocks of 32
 // ref  sparse24_cpu::attention
 
@@ -13,7 +14,7 @@
 @group(0) @binding(8) var<storage, read> lengths: array<u32>;
 @group(0) @binding(9) var<storage, read_write> gradient: array<vec4<f32>>;
 
-// Of the queries in workgroup memory.
+// Per query in workgroup memory.
 var<workgroup> logs: array<f32, 32>;
 var<workgroup> deltas: array<f32, 32>;
 
@@ -41,7 +42,7 @@ fn put(place: u32, factor: f32, sums: Row) {
     put_part(at + 7u, factor * sums[7]);
 }
 
-// A row of the workgroup, what it is compared with, and the sums of its gradients.
+// A query row: visible keys, log-sum-exp, D, inputs and the sum of its gradients.
 struct Query {
     seen: u32,
     log: f32,
@@ -108,7 +109,7 @@ struct Key {
     dv: Row,
 }
 
-// Adds the gradients of four queries' scores for a key, and their output gradients.
+// Adds what four queries contribute to a key's dk and dv.
 fn add_queries(i: u32, x: ptr<function, Key>) {
     let queries = four(c.first + i);
     let limit = (*x).limit;

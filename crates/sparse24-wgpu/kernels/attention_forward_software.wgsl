@@ -1,8 +1,9 @@
 // attention_forward_software: attention_forward in one call per 32 keys
 // in   q f32 [batch*queries,heads*32]; k, v f32 [batch*keys,heads*32]; lengths u32 [batch]
 // out  o f32, the shape of q; lse, the bits of f32 [batch*heads,queries]: the first call overwrites
-//      them, and the others weigh them with what they add
-// pre  no dropout; queries and keys multiples of 32; offsets and strides multiples of 4
+//      them, and later calls rescale and add to them
+// pre  no dropout; queries and keys multiples of 32; offsets and strides multiples of 4;
+//      at most 65535 workgroups
 // acc  f32: keys in order, in blocks of 32
 // ref  sparse24_cpu::attention
 
@@ -10,7 +11,7 @@
 @group(0) @binding(6) var<storage, read_write> o: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
-// Scores of masked keys, and what a maximum begins with: the difference has the exponential 0.
+// The score of a masked key, and the initial maximum: exp of their difference is 0.
 const MASKED: f32 = -1e38;
 const LEAST: f32 = -5e37;
 const NONE: u32 = 0xff800000u;

@@ -40,7 +40,7 @@ fn part_products(at: u32, x: vec4<f32>) -> vec4<f32> {
     return x * mat4x4<f32>(tiles[at], tiles[at + 8u], tiles[at + 16u], tiles[at + 24u]);
 }
 
-// The products of a row and of four rows in workgroup memory.
+// Dot products of a row with four rows in workgroup memory.
 fn products(at: u32, x: ptr<function, Row>) -> vec4<f32> {
     var sums = part_products(at, (*x)[0]);
     sums += part_products(at + 1u, (*x)[1]);

@@ -138,7 +138,7 @@ pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result
     write(*dv, 2)
 }
 
-/// Place of the variant for operands that are read and written.
+/// Index of the variant that suits what is read and written.
 fn variant(device: &Device, op: &AttentionForward, read: &[Matrix], written: &[Matrix]) -> usize {
     let AttentionShape { batch, heads, queries, keys, .. } = op.shape;
     let width = op.q.shape[1] / heads.max(1);
@@ -172,8 +172,8 @@ fn check(operation: &'static str, op: &AttentionForward) -> Result<usize, Error>
     Ok(width)
 }
 
-/// Runs all calls of a kernel that takes `rows` in workgroups and reads the `others`. `o` is the
-/// output or its gradient; `gradients` are the constants that follow those of the forward pass.
+/// Makes all calls of a kernel: workgroups split `rows`, and calls split `others`. `o` is the output
+/// or its gradient; `gradients` are the constants that follow those of the forward pass.
 fn run<const N: usize>(
     device: &mut Device,
     &Variant(kernel, depth): &Variant,

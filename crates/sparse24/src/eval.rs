@@ -115,7 +115,7 @@ struct Report {
     #[serde(skip_serializing_if = "<&bool as std::ops::Not>::not")]
     ema: bool,
     loss: f64,
-    /// Absent where targets are examples.
+    /// Absent unless targets are tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     /// Number of targets.

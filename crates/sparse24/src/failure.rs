@@ -130,7 +130,7 @@ impl From<clap::Error> for Failure {
         {
             let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
             let all = Cli::command();
-            // The first word is the name of the program, which may have been renamed.
+            // The usage names the program, which may be renamed, before the command.
             let command = usage.split_whitespace().find_map(|word| all.find_subcommand(word));
             let name = command.map(clap::Command::get_name);
             let takes = |option: &str| {

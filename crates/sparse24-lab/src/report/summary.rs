@@ -180,7 +180,7 @@ pub(super) fn configuration(runs: &[Record]) -> String {
 /// A column for each start; of very many, for the first one and the last ones.
 fn starts(run: &Record) -> Table {
     const LAST: usize = 99;
-    // More than any start has: each gets a cell of each column.
+    // More than any start has; each key is a row of the table.
     const KEYS: usize = 99;
     let starts: Vec<(usize, &Value)> = run
         .starts

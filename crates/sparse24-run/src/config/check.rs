@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error,
-    data::{FEWEST, TokenizerKind},
+    data::{FEWEST, TokenizerKind, is_shards},
     images::Augmentation,
     task::Labels,
     translation::LENGTHS,
@@ -310,9 +310,9 @@ impl Config {
         }
         let share = self.data.validation_share;
         let path = &self.data.path;
-        if Path::new(path).is_dir() && share != Self::default().data.validation_share {
+        if is_shards(Path::new(path)) && share != Self::default().data.validation_share {
             remarks.push(format!(
-                "data.validation_share has no effect: the folder {path} has data to validate on"
+                "data.validation_share has no effect: the folder {path} has a validation split"
             ));
         }
         remarks

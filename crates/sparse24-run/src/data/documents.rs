@@ -413,7 +413,7 @@ impl Cutter<'_> {
         if self.batch.text.len() >= BATCH { self.flush(self.batch.text.len()) } else { Ok(()) }
     }
 
-    /// Gives away no text, so that an error of the sink ends a file that has none.
+    /// Passes an empty batch to the sink, whose error ends a file without text.
     fn pause(&mut self) -> Result<(), Error> {
         (self.sink)(Batch { read: self.read.get(), ..Batch::default() })
     }

@@ -516,10 +516,10 @@ impl Tokenizer {
     fn json(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let text = json::pretty(self);
         let checked = match text.len() as u64 {
-            size if size > LARGEST => Err(format!("takes {size} bytes, at most {LARGEST} fit")),
+            size if size > LARGEST => Err(format!("takes {size} bytes, more than {LARGEST}")),
             _ => json::parse::<IgnoredAny>(&text, MOST_VALUES),
         };
-        let refuse = |problem| format!("is too large to be written as one of sparse24: {problem}");
+        let refuse = |problem| format!("is too large to be written by sparse24: {problem}");
         checked.map(|_| text).map_err(|problem| Error::file(path, refuse(problem)))
     }
 
@@ -543,7 +543,7 @@ const PIECE: usize = 1 << 19;
 /// Every character there is, as JSON escapes.
 const LARGEST: u64 = 12 * (char::MAX as u64 + 1);
 
-/// Most values of a file: as many pieces as a WordPiece vocabulary may have, and a few more.
+/// Most values of a file: those of the largest WordPiece vocabulary, and [`json::VALUES`].
 const MOST_VALUES: usize = (1 << 20) + json::VALUES;
 
 /// The first key of our files.

@@ -58,8 +58,8 @@ pub fn of_data(data: &RunData) -> DatasetIdentity {
     DatasetIdentity { fingerprint, training_tokens, held_out_tokens, vocabulary }
 }
 
-/// The identity of data; the saved one if they are the same data. Shards may be prepared from the
-/// text that was saved, and earlier versions identified them by all their ids.
+/// The identity of data, or `saved` if that hashes the same ids. Text is identified by its ids, and
+/// so were prepared shards in earlier versions.
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::File`] for shards that cannot be read.

@@ -198,7 +198,7 @@ mod tests {
                 "line 1: does not name the columns sentence or text, label, and has 2 columns",
             ),
             ("a\t1\t\tone\nb\t2\t\ttwo\n", "line 2: has the label \"2\", expected 0 or 1"),
-            ("a\t1\t\tone\nb\t1\n", "line 2: has 2 columns, the first line 4"),
+            ("a\t1\t\tone\nb\t1\n", "line 2: has 2 columns, expected 4; fix"),
             ("a\t1\t\tone\nb\t1\t\t\n", "line 2: has no sentence"),
             ("a\t1\t\tone\nb\t\t\ttwo\n", "line 2: has no label"),
             (

@@ -99,7 +99,7 @@ pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
         };
         if record.len() != columns.count {
             let problem = format!(
-                "has {} columns, the first line {}; mend or remove it",
+                "has {} columns, expected {}; fix or delete the line",
                 record.len(),
                 columns.count
             );

@@ -208,7 +208,7 @@ impl Pairs {
     }
 }
 
-/// The words of a line, of which the files of a dictionary may hold pieces.
+/// A line with the `@@` pieces of a dictionary joined into words.
 #[must_use]
 pub fn words(tokenizer: &Tokenizer, line: &str) -> String {
     match tokenizer.kind() {

@@ -55,7 +55,7 @@ pub struct Gpt2Spec {
 /// The parameter whose rows are the vocabulary.
 pub const TOKEN_TABLE: &str = "wte.weight";
 
-/// Standard deviation of initial weights; over sqrt(2 layers) for what the residual stream adds.
+/// Standard deviation of initial weights; residual projections divide it by sqrt(2 layers).
 const DEVIATION: f32 = 0.02;
 
 /// Added to the variances of norms.

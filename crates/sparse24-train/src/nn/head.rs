@@ -53,7 +53,7 @@ pub trait PredictionHead: core::fmt::Debug + Send {
         lengths: &[u32],
     ) -> Result<(), Error>;
 
-    /// The summed loss, without gradients; of classes the cross-entropy, not smoothed or mixed.
+    /// The summed loss, without gradients; for classes, unsmoothed and unmixed cross-entropy.
     fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error>;
 
     /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.

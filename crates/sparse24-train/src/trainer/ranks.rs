@@ -25,7 +25,7 @@ use crate::{
     objective::Objective,
 };
 
-/// Refuses a number of ranks that the replicas cannot be divided over.
+/// Requires a power of two of ranks that divides the replicas.
 pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
     limits::check("ranks", world.is_power_of_two(), "a power of two", world)?;
     let is_divided = (recipe.replicas.get() as usize).is_multiple_of(world);

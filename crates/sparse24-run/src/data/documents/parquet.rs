@@ -185,7 +185,7 @@ struct Footer {
 struct Column {
     index: usize,
     is_text: bool,
-    /// Levels at which a value can be null.
+    /// Maximum definition level.
     levels: i16,
 }
 
@@ -300,7 +300,7 @@ struct Pages {
 
 impl Pages {
     fn charge(&mut self, bytes: u64) -> Parquet<()> {
-        let problem = || general(format!("{TIMES} times as much in pages as bytes in the file"));
+        let problem = || general(format!("pages of over {TIMES} times the size of the file"));
         self.left = self.left.checked_sub(bytes).ok_or_else(problem)?;
         Ok(())
     }
@@ -312,7 +312,7 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// The next page of a chunk; none for one without text.
+    /// The next page of a chunk; `None` for an index page.
     fn next(&mut self, chunk: &mut Chunk) -> Parquet<Option<Page>> {
         let damaged = || general("a damaged page header");
         // Headers with statistics may be long.
@@ -371,7 +371,7 @@ impl Pages {
         let mut data = self.bytes(start, length as u64)?;
         if codec != 0 {
             self.charge(size as u64)?;
-            let damaged = || general(format!("a page that has not the {size} bytes it claims"));
+            let damaged = || general(format!("a page without the {size} bytes it claims"));
             let packed = data.split_off(levels.min(length));
             data.resize(size, 0);
             let rest = data.get_mut(levels..).ok_or_else(damaged)?;
@@ -417,7 +417,7 @@ impl Pages {
     }
 }
 
-/// At most one page, so that all pages are asked for in [`read`].
+/// At most one page: [`read`] sends each page as it is needed.
 struct Queue(Receiver<Page>);
 
 impl Iterator for Queue {
@@ -495,7 +495,7 @@ fn skip_deltas(data: &mut &[u8]) -> Option<u64> {
     Some(count)
 }
 
-/// The reader panics at some kinds of damage, of which nothing is printed.
+/// Turns a panic of the reader on damaged data into an error, silently.
 fn guarded<T>(read: impl FnOnce() -> Parquet<T>) -> Parquet<T> {
     thread_local!(static IS_GUARDED: Cell<bool> = const { Cell::new(false) });
     static HOOK: Once = Once::new();

@@ -123,7 +123,7 @@ fn hostile_files_are_refused() {
         (one(SCHEMA, &page([0, 8], &indices, indices.len(), 1, &[])), "row 1: damaged data"),
         (file(SCHEMA, 2, &good, 1, 1), "is compressed with gzip"),
         (file(SCHEMA, 0, &shared, 1, 30_000), "4096 times as much text"),
-        (zeros(), "row 3: 4096 times as much in pages"),
+        (zeros(), "row 3: pages of over 4096 times the size"),
     ] {
         let error = read(&bytes).unwrap_err().to_string();
         assert!(error.contains(expected), "{expected}: {error}");

@@ -35,12 +35,12 @@ pub(super) fn members(data: &mut &[u8], take: &mut Member<'_>) -> Option<()> {
     }
 }
 
-/// The numbers of a struct, whose other members `take` takes.
+/// The numbers of a struct; `take` handles other members.
 pub(super) fn numbers(data: &mut &[u8], take: &mut Member<'_>) -> Option<Numbers> {
     let mut found = Numbers::default();
     members(data, &mut |id, kind, data| {
         let value = match kind {
-            // A member that is true or false is its kind.
+            // The kind of a boolean is its value.
             1 | 2 => i64::from(kind == 1),
             4..=6 => number(data).map(|n| (n >> 1) as i64 ^ -((n & 1) as i64))?,
             _ => return take(id, kind, data),
@@ -90,7 +90,7 @@ pub(super) fn skip(data: &mut &[u8], kind: u8, depth: usize) -> Option<()> {
         BYTES => drop(bytes(data)?),
         LIST | 10 => {
             let (count, kind) = list(data)?;
-            // Each takes a byte at least, also one that is true or false.
+            // Every element takes at least one byte, even a boolean.
             (0..count).try_for_each(|_| skip(data, kind.max(3), depth))?;
         }
         STRUCT => members(data, &mut |_, kind, data| skip(data, kind, depth))?,
