@@ -170,8 +170,11 @@ pub fn fixed() -> impl Iterator<Item = Draw> {
         seed: at,
     });
     // Whole blocks of rows and columns.
-    let (options, values) = ([true, true, false, false], Values::Plain);
-    cases.chain([Draw { sizes: [64, 32, 96, 2], batch: 2, options, values, seed: 42 }])
+    let whole = [[true, true, false, false], [true, false, false, true], [false; 4]];
+    cases.chain(whole.into_iter().map(|options| {
+        let (sizes, values) = ([64, 32, 96, 2], Values::Plain);
+        Draw { sizes, batch: 2, options, values, seed: 42 }
+    }))
 }
 
 /// Checks one case of an operation.

@@ -5,16 +5,18 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io::{self, ErrorKind, Read, Seek, Write},
     path::{Path, PathBuf},
 };
 
 use crate::Error;
+use claim::claim;
 use fault::Operation;
 
 pub use confined::{Confined, confine};
 
+mod claim;
 mod confined;
 pub mod fault;
 
@@ -360,31 +362,6 @@ impl Drop for Aside {
     }
 }
 
-/// Locks an open file or folder, so that one process at a time writes it; the lock ends with the
-/// handle. Some file systems have no locks.
-fn lock(handle: &File) -> io::Result<()> {
-    match handle.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            let problem = "another process is writing it; wait for it";
-            Err(io::Error::new(ErrorKind::WouldBlock, problem))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Locks and removes what a dead process left at this path. Hold the result until its successor is
-/// locked.
-fn take_left(path: &Path) -> io::Result<Option<File>> {
-    let left = open_file(path, As::Source).ok();
-    left.as_ref().map_or(Ok(()), lock)?;
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => remove_all(path)?,
-        Ok(_) => unlink(path)?,
-        Err(_) => {}
-    }
-    Ok(left)
-}
-
 /// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace(path, |file| file.write(bytes))
@@ -396,14 +373,12 @@ pub fn replace(
     write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let place = aside(path);
-    let failed = |e| Error::io("write", path, e);
-    let left = take_left(&place).map_err(failed)?;
-    let created =
-        fault::before(Operation::Create(&place)).and_then(|()| open_file(&place, As::New));
-    let file = created.map_err(failed)?;
+    let file = fault::before(Operation::Create(&place))
+        .and_then(|()| claim(&place, |place| open_file(place, As::New).map(Some)))
+        .map_err(|e| Error::io("write", path, e))?
+        .expect("an open file");
     let aside = Aside { path: place.clone(), is_placed: false };
-    let held = lock(&file).and_then(|()| file.try_clone()).map_err(failed)?;
-    drop(left);
+    let held = file.try_clone().map_err(|e| Error::io("write", path, e))?;
     let mut file = NewFile { path: place, file };
     let written = write(&mut file).and_then(|()| file.sync());
     let placed = written.and_then(|()| aside.place(path));
@@ -427,12 +402,10 @@ pub fn fill_folder(
     }
     let (parent, place) = (parent(folder), aside(folder));
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
-    let failed = |e| Error::io("write", folder, e);
-    let left = take_left(&place).map_err(failed)?;
-    create_directory(&place)?;
-    let _held = open_directory(&place).ok();
-    _held.as_ref().map_or(Ok(()), lock).map_err(failed)?;
-    drop(left);
+    let open = |place: &Path| cfg!(unix).then(|| open_directory(place)).transpose();
+    let _held = fault::before(Operation::CreateDirectory(&place))
+        .and_then(|()| claim(&place, |place| make_directory(place).and_then(|()| open(place))))
+        .map_err(|e| Error::io("write", folder, e))?;
     let aside = Aside { path: place, is_placed: false };
     fill(&aside.path)?;
     sync_directory(&aside.path)?;

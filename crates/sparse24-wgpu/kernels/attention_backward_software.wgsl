@@ -77,8 +77,9 @@ fn attention_dq_software(
     let sequence = task / c.heads;
     let column = task % c.heads * 32u;
     let key = sequence * c.keys + c.first + t;
-    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column));
-    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column));
+    let is_key = c.first + t < unpadded(sequence);
+    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column), is_key);
+    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column), is_key);
     workgroupBarrier();
     let row = sequence * c.queries + query;
     var x = Query(
@@ -146,8 +147,8 @@ fn attention_dkv_software(
     let sequence = task / c.heads;
     let column = task % c.heads * 32u;
     let query = sequence * c.queries + c.first + t;
-    stage(8u * t, q_row(c.q_offset + query * c.q_stride + column));
-    stage(SECOND + 8u * t, o_row(c.o_offset + query * c.o_stride + column));
+    stage(8u * t, q_row(c.q_offset + query * c.q_stride + column), true);
+    stage(SECOND + 8u * t, o_row(c.o_offset + query * c.o_stride + column), true);
     logs[t] = lse[c.lse_offset + task * c.lse_stride + c.first + t];
     deltas[t] = delta[task * c.queries + c.first + t];
     workgroupBarrier();

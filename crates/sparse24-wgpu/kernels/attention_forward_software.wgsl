@@ -24,7 +24,7 @@ fn score(i: u32, seen: u32, x: ptr<function, Row>) -> vec4<f32> {
 
 fn put(place: u32, part: u32, keeps: f32, inverse: f32, sums: ptr<function, Row>) {
     let to = place / 4u + part;
-    let before = select(vec4<f32>(), o[to] * keeps, vec4<bool>(keeps > 0.0));
+    let before = select(o[to] * keeps, vec4<f32>(), vec4<bool>(c.first == 0u));
     o[to] = (before + (*sums)[part]) * inverse;
 }
 
@@ -40,8 +40,9 @@ fn attention_forward_software(
     let sequence = task / c.heads;
     let column = task % c.heads * 32u;
     let key = sequence * c.keys + c.first + t;
-    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column));
-    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column));
+    let is_key = c.first + t < unpadded(sequence);
+    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column), is_key);
+    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column), is_key);
     workgroupBarrier();
     let row = sequence * c.queries + query;
     var x = q_row(c.q_offset + row * c.q_stride + column);
@@ -52,10 +53,11 @@ fn attention_forward_software(
     );
     let most = max(max(max(p[0], p[1]), max(p[2], p[3])), max(max(p[4], p[5]), max(p[6], p[7])));
     let to_lse = c.lse_offset + task * c.lse_stride + query;
-    let bits = select(lse[to_lse], NONE, c.first == 0u);
-    let before = select(bitcast<f32>(bits), LEAST, bits == NONE);
+    // Every query that sees a key sees the first.
+    let begins = c.first == 0u || seen == 0u;
+    let before = select(bitcast<f32>(lse[to_lse]), LEAST, begins);
     let next = max(max(before, LEAST), max(max(most.x, most.y), max(most.z, most.w)));
-    let keeps = select(exp_of(before - next), 0.0, bits == NONE);
+    let keeps = select(exp_of(before - next), 0.0, begins);
     var sums = Row();
     var total = vec4<f32>();
     add(0u, next, &p, &total, &sums);
@@ -67,7 +69,7 @@ fn attention_forward_software(
     add(6u, next, &p, &total, &sums);
     add(7u, next, &p, &total, &sums);
     let sum = keeps + ((total.x + total.y) + (total.z + total.w));
-    let inverse = select(0.0, 1.0 / sum, sum > 0.0);
+    let inverse = select(1.0 / sum, 0.0, seen == 0u);
     let place = c.o_offset + row * c.o_stride + column;
     put(place, 0u, keeps, inverse, &sums);
     put(place, 1u, keeps, inverse, &sums);
@@ -77,7 +79,7 @@ fn attention_forward_software(
     put(place, 5u, keeps, inverse, &sums);
     put(place, 6u, keeps, inverse, &sums);
     put(place, 7u, keeps, inverse, &sums);
-    lse[to_lse] = select(NONE, bitcast<u32>(next + log_of(max(sum, 1.0))), sum > 0.0);
+    lse[to_lse] = select(bitcast<u32>(next + log_of(max(sum, 1.0))), NONE, seen == 0u);
 }
 
 // Adds the values of four keys, weighted by the exponentials of their scores.

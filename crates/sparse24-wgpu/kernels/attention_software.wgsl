@@ -25,15 +25,18 @@ fn v_row(place: u32) -> Row {
     return Row(v[i], v[i + 1u], v[i + 2u], v[i + 3u], v[i + 4u], v[i + 5u], v[i + 6u], v[i + 7u]);
 }
 
-fn stage(to: u32, x: Row) {
-    tiles[to] = x[0];
-    tiles[to + 1u] = x[1];
-    tiles[to + 2u] = x[2];
-    tiles[to + 3u] = x[3];
-    tiles[to + 4u] = x[4];
-    tiles[to + 5u] = x[5];
-    tiles[to + 6u] = x[6];
-    tiles[to + 7u] = x[7];
+// Padding is staged as zeros, since zero times NaN is NaN.
+fn stage(to: u32, x: Row, counts: bool) {
+    let none = vec4<f32>();
+    let is_row = vec4<bool>(counts);
+    tiles[to] = select(none, x[0], is_row);
+    tiles[to + 1u] = select(none, x[1], is_row);
+    tiles[to + 2u] = select(none, x[2], is_row);
+    tiles[to + 3u] = select(none, x[3], is_row);
+    tiles[to + 4u] = select(none, x[4], is_row);
+    tiles[to + 5u] = select(none, x[5], is_row);
+    tiles[to + 6u] = select(none, x[6], is_row);
+    tiles[to + 7u] = select(none, x[7], is_row);
 }
 
 fn part_products(at: u32, x: vec4<f32>) -> vec4<f32> {

@@ -172,8 +172,8 @@ fn check(operation: &'static str, op: &AttentionForward) -> Result<usize, Error>
     Ok(width)
 }
 
-/// Makes all calls of a kernel: workgroups split `rows`, and calls split `others`. `o` is the output
-/// or its gradient; `gradients` are the constants that follow those of the forward pass.
+/// Makes all calls of a kernel: workgroups split `rows`, and calls split `others`. `o` is the
+/// output or its gradient; `gradients` are the constants that follow those of the forward pass.
 fn run<const N: usize>(
     device: &mut Device,
     &Variant(kernel, depth): &Variant,

@@ -131,7 +131,8 @@ impl From<clap::Error> for Failure {
             let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
             let all = Cli::command();
             // The usage names the program, which may be renamed, before the command.
-            let command = usage.split_whitespace().find_map(|word| all.find_subcommand(word));
+            let mut words = usage.split_whitespace().skip(2);
+            let command = words.find_map(|word| all.find_subcommand(word));
             let name = command.map(clap::Command::get_name);
             let takes = |option: &str| {
                 let mut options = command.into_iter().flat_map(|command| command.get_arguments());

@@ -89,8 +89,8 @@ impl Acknowledged {
 /// Whether nothing of a run can be saved yet.
 static LOADING: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Until [`Signals::take`], a stop signal ends the process at once, even PID 1 of a container, which
-/// the system would not end. SIGUSR1 does nothing.
+/// Until [`Signals::take`], a stop signal ends the process at once, even PID 1 of a container,
+/// which the system would not end. SIGUSR1 does nothing.
 pub(crate) fn load() -> Result<(), Failure> {
     LOADING.store(true, Ordering::SeqCst);
     let mut all = stopping();

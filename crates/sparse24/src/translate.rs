@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "--length-penalty: expected a finite number, found {length_penalty}"
         ));
     }
-    args.out.as_deref().map(disk::destination).transpose()?;
+    let destination = args.out.as_deref().map(disk::destination).transpose()?;
     let out = args.out.as_ref().and_then(|out| fs::canonicalize(out).ok());
     let mut read_files = [&args.input, &args.bleu].into_iter().flatten();
     if let Some(path) = read_files.find(|path| out.is_some() && fs::canonicalize(path).ok() == out)
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             false => text.clone(),
         };
         let written: Vec<String> = lines.iter().zip(&translations).map(written).collect();
-        match &args.out {
+        match &destination {
             Some(path) => {
                 let text: String = written.iter().map(|line| format!("{line}\n")).collect();
                 disk::write_atomically(path, text.as_bytes())?;

@@ -111,6 +111,7 @@ impl<'a> Documents<'a> {
         let (mut offset, mut bytes) = (0, Vec::new());
         let (mut at_line, mut after_line) = (true, false);
         loop {
+            cutter.pause()?;
             let kept = bytes.len();
             bytes.resize(kept + BLOCK, 0);
             let count = fill(path, &mut source, &mut bytes[kept..])?;
@@ -171,11 +172,14 @@ impl<'a> Documents<'a> {
     fn lines(&self, path: &Arc<Path>, cutter: &mut Cutter<'_>) -> Result<(), Error> {
         let mut source = BufReader::with_capacity(BLOCK, open(path, &cutter.read)?);
         let mut line = Vec::new();
+        let mut passed = 0;
         for number in 1.. {
-            line.clear();
-            if number % 0x1_0000 == 0 {
+            passed += 1 + line.len();
+            if passed > BATCH {
+                passed = 0;
                 cutter.pause()?;
             }
+            line.clear();
             let refuse = |problem| Err(Error::file(&**path, format!("line {number}: {problem}")));
             match (&mut source).take(LARGEST as u64 + 1).read_until(b'\n', &mut line) {
                 Ok(0) => break,

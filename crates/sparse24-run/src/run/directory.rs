@@ -227,9 +227,9 @@ fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes everything except a search.
+/// Removes everything except a search and its report.
 fn empty(path: &Path) -> Result<(), Error> {
-    let names = names(path)?.into_iter().filter(|name| name != SEARCH);
+    let names = names(path)?.into_iter().filter(|name| ![SEARCH, REPORT].contains(&name.as_str()));
     names.into_iter().try_for_each(|name| remove(&path.join(name)))
 }
 
@@ -238,7 +238,7 @@ fn names(path: &Path) -> Result<Vec<String>, Error> {
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
-/// Contents of a directory besides a lock, a search and a report.
+/// Contents of a directory besides a lock, and a search with its report.
 struct Contents {
     /// A file that must not be replaced.
     occupied: Option<String>,
@@ -250,7 +250,9 @@ struct Contents {
 fn contents(path: &Path) -> Result<Contents, Error> {
     let mut names = names(path)?;
     let was_locked = names.iter().any(|name| name == LOCK);
-    names.retain(|name| ![LOCK, SEARCH, REPORT].contains(&name.as_str()));
+    let has_search = names.iter().any(|name| name == SEARCH);
+    names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
+    names.retain(|name| name != REPORT || !has_search);
     let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
     if was_locked && !has_metrics && names.iter().all(is_ours) {

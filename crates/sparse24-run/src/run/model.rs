@@ -3,6 +3,8 @@
 
 use std::{
     borrow::Cow,
+    fs,
+    io::ErrorKind,
     num::NonZeroU32,
     path::{Path, PathBuf},
 };
@@ -323,7 +325,10 @@ fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
     let latest = loop {
         let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
         // A run that trains may have removed one meanwhile.
-        if latest.refused.iter().all(|(refused, _)| disk::exists(refused)) {
+        let is_gone = |path: &Path| {
+            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
+        if !latest.refused.iter().any(|(refused, _)| is_gone(refused)) {
             break latest;
         }
     };

@@ -88,7 +88,7 @@ impl Trainer {
             ("tokens", fits, [most.tokens() / longest.max(1), longest.max(1)], [n, longest]),
             ("the position", follows, [done[2], done[1]], [position, longest]),
             ("parents", parents.len() == n, [n, 1], [parents.len(), 1]),
-            ("the largest parent", last < n, [n - 1, 1], [last, 1]),
+            ("the largest parent", last < n, [n.saturating_sub(1), 1], [last, 1]),
         ] {
             if !is_fine {
                 return Err(Error::Operand { operation: "decode", operand, expected, found });

@@ -104,14 +104,14 @@ pub(super) fn read(path: &Arc<Path>, field: &str, cutter: &mut Cutter<'_>) -> Re
         return Err(refuse(format!("its column `{field}` is not one of text")));
     }
     let told = footer.rows;
-    if told.unsigned_abs() > (1 << 20) + ROWS * size {
+    if told.unsigned_abs() > ROWS.saturating_mul(size).saturating_add(1 << 20) {
         return Err(refuse(format!("claims {told} rows in {size} bytes")));
     }
     let mismatch = |found| refuse(format!("holds {found} rows, but its footer says {told}"));
     let schema = Schema::primitive_type_builder(field, Type::BYTE_ARRAY).build();
     let (schema, name) = (schema.expect("a column of bytes"), ColumnPath::from(field));
     let column = Arc::new(ColumnDescriptor::new(Arc::new(schema), levels, 0, name));
-    let (mut row, mut left) = (0, PAGE as u64 + TIMES * size);
+    let (mut row, mut left) = (0, TIMES.saturating_mul(size).saturating_add(PAGE as u64));
     let mut pages = Pages { file, left, has_levels: levels > 0 };
     let failed = |row: i64, e: ParquetError| {
         let problem = e.to_string();
@@ -233,7 +233,7 @@ impl Footer {
             })?;
             while open.pop_if(|group| group.left == 0).is_some() {}
             let parent = open.last_mut()?;
-            parent.left -= 1;
+            parent.left = parent.left.checked_sub(1)?;
             let mut group = Group { left: own[5].unwrap_or(0), ..*parent };
             // Names and levels start below the root.
             if open.len() > 1 {

@@ -269,7 +269,10 @@ fn a_parquet_file_that_expands_without_end_is_refused() {
     };
     assert_eq!(refused(9), None);
     let error = refused(18).unwrap();
-    assert!(error.contains(".parquet: row 1") && error.contains("4096 times as much"), "{error}");
+    assert!(
+        error.contains(".parquet: row 1") && error.contains("over 4096 times the size"),
+        "{error}"
+    );
 }
 
 /// Every byte changed in four ways: an error or tokens, but never a panic.

@@ -118,7 +118,7 @@ fn hostile_files_are_refused() {
         (with(&[&[5, 4], &number(i32::MAX as usize)]), "row 1: a page of 2147483647 bytes"),
         (with(&[&[0xf9, 0xf2], &length(i32::MAX as usize)]), "row 1: a damaged page header"),
         (one(SCHEMA, &dictionary(ONE, 9, 3)), "row 1: a dictionary of 3 texts in 9 bytes"),
-        (file(SCHEMA, 6, &dictionary(&empty, 4 * most, most), 1, 1), "row 1: a page that has not"),
+        (file(SCHEMA, 6, &dictionary(&empty, 4 * most, most), 1, 1), "row 1: a page without"),
         (file(SCHEMA, 6, &dictionary(&empty, 4 * most + 4, most + 1), 1, 1), "texts in 16777220"),
         (one(SCHEMA, &page([0, 8], &indices, indices.len(), 1, &[])), "row 1: damaged data"),
         (file(SCHEMA, 2, &good, 1, 1), "is compressed with gzip"),
@@ -139,13 +139,15 @@ fn hostile_files_are_refused() {
 #[test]
 fn a_file_without_text_can_be_interrupted() {
     let folder = tempfile::tempdir().unwrap();
-    // Both end with an error.
-    for (name, bytes) in
-        [("a.parquet", zeros()), ("a.jsonl", [&[b'\n'; 70_000][..], b"{"].concat())]
-    {
+    // Each ends with an error.
+    for (name, bytes) in [
+        ("a.parquet", zeros()),
+        ("a.jsonl", [&[b'\n'; 200_000][..], b"{"].concat()),
+        ("a.txt", [&[b'-'; 200_000][..], b"\xff"].concat()),
+    ] {
         let path = folder.path().join(name);
         fs::write(&path, bytes).unwrap();
-        let documents = Documents::open(&path, None, "text").unwrap();
+        let documents = Documents::open(&path, Some("-"), "text").unwrap();
         let error = documents.read(&Tokenizer::Byte, &mut |_| Err(Error::Interrupted)).unwrap_err();
         assert!(matches!(error, Error::Interrupted), "{error}");
     }
