@@ -71,23 +71,15 @@ fn attention_dq_software(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let group = flat(id, groups, 1u);
-    let task = group / c.blocks;
-    let query = group % c.blocks * 32u + t;
-    let sequence = task / c.heads;
-    let column = task % c.heads * 32u;
-    let key = sequence * c.keys + c.first + t;
-    let is_key = c.first + t < unpadded(sequence);
-    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column), is_key);
-    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column), is_key);
-    workgroupBarrier();
-    let row = sequence * c.queries + query;
+    let at = place_of(flat(id, groups, 1u), t);
+    stage_keys(t, at);
+    let row = at.sequence * c.queries + at.number;
     var x = Query(
-        visible(query, unpadded(sequence)),
-        lse[c.lse_offset + task * c.lse_stride + query],
-        delta[task * c.queries + query],
-        q_row(c.q_offset + row * c.q_stride + column),
-        o_row(c.o_offset + row * c.o_stride + column),
+        visible(at.number, unpadded(at.sequence)),
+        lse[c.lse_offset + at.task * c.lse_stride + at.number],
+        delta[at.task * c.queries + at.number],
+        q_row(c.q_offset + row * c.q_stride + at.column),
+        o_row(c.o_offset + row * c.o_stride + at.column),
         Row(),
     );
     add_keys(0u, &x);
@@ -98,7 +90,7 @@ fn attention_dq_software(
     add_keys(20u, &x);
     add_keys(24u, &x);
     add_keys(28u, &x);
-    put(c.d_offset + row * c.d_stride + column, c.scale, x.dq);
+    put(c.d_offset + row * c.d_stride + at.column, c.scale, x.dq);
 }
 
 struct Key {
@@ -141,23 +133,19 @@ fn attention_dkv_software(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let group = flat(id, groups, 1u);
-    let task = group / c.blocks;
-    let key = group % c.blocks * 32u + t;
-    let sequence = task / c.heads;
-    let column = task % c.heads * 32u;
-    let query = sequence * c.queries + c.first + t;
-    stage(8u * t, q_row(c.q_offset + query * c.q_stride + column), true);
-    stage(SECOND + 8u * t, o_row(c.o_offset + query * c.o_stride + column), true);
-    logs[t] = lse[c.lse_offset + task * c.lse_stride + c.first + t];
-    deltas[t] = delta[task * c.queries + c.first + t];
+    let at = place_of(flat(id, groups, 1u), t);
+    let query = at.sequence * c.queries + c.first + t;
+    stage(8u * t, q_row(c.q_offset + query * c.q_stride + at.column), true);
+    stage(SECOND + 8u * t, o_row(c.o_offset + query * c.o_stride + at.column), true);
+    logs[t] = lse[c.lse_offset + at.task * c.lse_stride + c.first + t];
+    deltas[t] = delta[at.task * c.queries + c.first + t];
     workgroupBarrier();
-    let row = sequence * c.keys + key;
+    let row = at.sequence * c.keys + at.number;
     var x = Key(
-        key,
-        unpadded(sequence),
-        k_row(c.k_offset + row * c.k_stride + column),
-        v_row(c.v_offset + row * c.v_stride + column),
+        at.number,
+        unpadded(at.sequence),
+        k_row(c.k_offset + row * c.k_stride + at.column),
+        v_row(c.v_offset + row * c.v_stride + at.column),
         Row(),
         Row(),
     );
@@ -170,9 +158,9 @@ fn attention_dkv_software(
     add_queries(24u, &x);
     add_queries(28u, &x);
     if (c.writes & 1u) != 0u {
-        put(c.d_offset + row * c.d_stride + column, c.scale, x.dk);
+        put(c.d_offset + row * c.d_stride + at.column, c.scale, x.dk);
     }
     if (c.writes & 2u) != 0u {
-        put(c.second_offset + row * c.second_stride + column, 1.0, x.dv);
+        put(c.second_offset + row * c.second_stride + at.column, 1.0, x.dv);
     }
 }

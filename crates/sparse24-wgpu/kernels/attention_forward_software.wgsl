@@ -34,25 +34,17 @@ fn attention_forward_software(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let group = flat(id, groups, 1u);
-    let task = group / c.blocks;
-    let query = group % c.blocks * 32u + t;
-    let sequence = task / c.heads;
-    let column = task % c.heads * 32u;
-    let key = sequence * c.keys + c.first + t;
-    let is_key = c.first + t < unpadded(sequence);
-    stage(8u * t, k_row(c.k_offset + key * c.k_stride + column), is_key);
-    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + column), is_key);
-    workgroupBarrier();
-    let row = sequence * c.queries + query;
-    var x = q_row(c.q_offset + row * c.q_stride + column);
-    let seen = visible(query, unpadded(sequence));
+    let at = place_of(flat(id, groups, 1u), t);
+    stage_keys(t, at);
+    let row = at.sequence * c.queries + at.number;
+    var x = q_row(c.q_offset + row * c.q_stride + at.column);
+    let seen = visible(at.number, unpadded(at.sequence));
     var p = Row(
         score(0u, seen, &x), score(4u, seen, &x), score(8u, seen, &x), score(12u, seen, &x),
         score(16u, seen, &x), score(20u, seen, &x), score(24u, seen, &x), score(28u, seen, &x),
     );
     let most = max(max(max(p[0], p[1]), max(p[2], p[3])), max(max(p[4], p[5]), max(p[6], p[7])));
-    let to_lse = c.lse_offset + task * c.lse_stride + query;
+    let to_lse = c.lse_offset + at.task * c.lse_stride + at.number;
     // Every query that sees a key sees the first.
     let begins = c.first == 0u || seen == 0u;
     let before = select(bitcast<f32>(lse[to_lse]), LEAST, begins);
@@ -70,7 +62,7 @@ fn attention_forward_software(
     add(7u, next, &p, &total, &sums);
     let sum = keeps + ((total.x + total.y) + (total.z + total.w));
     let inverse = select(1.0 / sum, 0.0, seen == 0u);
-    let place = c.o_offset + row * c.o_stride + column;
+    let place = c.o_offset + row * c.o_stride + at.column;
     put(place, 0u, keeps, inverse, &sums);
     put(place, 1u, keeps, inverse, &sums);
     put(place, 2u, keeps, inverse, &sums);

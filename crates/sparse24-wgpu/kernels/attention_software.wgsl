@@ -39,6 +39,30 @@ fn stage(to: u32, x: Row, counts: bool) {
     tiles[to + 7u] = select(none, x[7], is_row);
 }
 
+// The row of an invocation.
+struct Place {
+    task: u32,
+    sequence: u32,
+    // Within the sequence.
+    number: u32,
+    // Its first column.
+    column: u32,
+}
+
+fn place_of(group: u32, t: u32) -> Place {
+    let task = group / c.blocks;
+    return Place(task, task / c.heads, group % c.blocks * 32u + t, task % c.heads * 32u);
+}
+
+// Stages the keys and values of this call.
+fn stage_keys(t: u32, place: Place) {
+    let key = place.sequence * c.keys + c.first + t;
+    let is_key = c.first + t < unpadded(place.sequence);
+    stage(8u * t, k_row(c.k_offset + key * c.k_stride + place.column), is_key);
+    stage(SECOND + 8u * t, v_row(c.v_offset + key * c.v_stride + place.column), is_key);
+    workgroupBarrier();
+}
+
 fn part_products(at: u32, x: vec4<f32>) -> vec4<f32> {
     return x * mat4x4<f32>(tiles[at], tiles[at + 8u], tiles[at + 16u], tiles[at + 24u]);
 }

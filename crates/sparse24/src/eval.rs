@@ -250,20 +250,21 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
             let text = serde_json::to_vec_pretty(&answers).expect("texts");
             disk::write_atomically(path, &text)?;
         }
+        let targets = match &data {
+            RunData::Text(_) | RunData::Pairs(_) => "tokens",
+            RunData::Images(_) => "images",
+            RunData::Task(of) if matches!(of.validation, Split::Spans(_)) => "windows",
+            RunData::Task(_) => "examples",
+        };
         Ok(Report {
             run: word(run),
             step,
             phase,
             ema: args.choice.ema,
             loss,
-            perplexity: matches!(data, RunData::Text(_) | RunData::Pairs(_)).then(|| loss.exp()),
+            perplexity: (targets == "tokens").then(|| loss.exp()),
             tokens: metrics.targets,
-            targets: match &data {
-                RunData::Text(_) | RunData::Pairs(_) => "tokens",
-                RunData::Images(_) => "images",
-                RunData::Task(of) if matches!(of.validation, Split::Spans(_)) => "windows",
-                RunData::Task(_) => "examples",
-            },
+            targets,
             scores,
             masks,
             data: data.source().display().to_string(),

@@ -222,14 +222,12 @@ impl Tokenizer {
     /// [`Error::File`] for any other file; [`Error::Io`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         #[cfg(feature = "tokenizers")]
-        {
+        let tokenizer = {
             let is_ours = disk::read_small(path, LARGEST)
                 .is_ok_and(|text| text.windows(OURS.len()).take(99).any(|at| at == OURS));
-            if !is_ours {
-                let tokenizer = WordPiece::read(path).map(Self::WordPiece)?;
-                return tokenizer.json(path).map(|_| tokenizer);
-            }
-        }
+            if is_ours { Self::load(path) } else { WordPiece::read(path).map(Self::WordPiece) }?
+        };
+        #[cfg(not(feature = "tokenizers"))]
         let tokenizer = Self::load(path)?;
         tokenizer.json(path).map(|_| tokenizer)
     }
