@@ -4,6 +4,7 @@
 use std::fs;
 
 use crate::{
+    kills::in_parallel,
     run::{SHORT, Whole, difference},
     shim::{self, Plan},
     support::Place,
@@ -13,10 +14,17 @@ const EINTR: i32 = 4;
 /// ENOSPC, EIO and EDQUOT.
 const FATAL: [i32; 3] = [28, 5, 122];
 
-/// Runs under a plan: the run finishes or reports the failure in one sentence, and a resume ends
-/// like the undisturbed run. Returns whether the run failed.
-fn fails_well(place: &Place, whole: &Whole, plan: Plan) -> bool {
-    let run = place.path("run");
+/// Runs under each of these plans: the run finishes or reports the failure in one sentence, and a
+/// resume ends like the undisturbed run. Returns how many runs failed.
+fn fail_well(place: &Place, whole: &Whole, plans: &[Plan]) -> usize {
+    let failed = in_parallel(1, 0..plans.len(), |at| {
+        fails_well(place, whole, &format!("run-{at}"), plans[at])
+    });
+    failed.into_iter().filter(|failed| *failed).count()
+}
+
+fn fails_well(place: &Place, whole: &Whole, name: &str, plan: Plan) -> bool {
+    let run = place.path(name);
     let mut command = place.command(&SHORT.next_line(&run));
     shim::under(&mut command, &run, plan);
     let output = command.output().unwrap();
@@ -27,7 +35,7 @@ fn fails_well(place: &Place, whole: &Whole, plan: Plan) -> bool {
     assert!(!said.contains("panicked"), "{plan}: {said}");
     let resumed = place.command(&SHORT.next_line(&run)).output().unwrap();
     assert!(resumed.status.success(), "{plan}: {said}{}", String::from_utf8_lossy(&resumed.stderr));
-    let end = SHORT.end(place, "run");
+    let end = SHORT.end(place, name);
     assert_eq!(difference(&end, &whole.end), None, "{plan}: {said}");
     fs::remove_dir_all(run).unwrap();
     code == Some(4)
@@ -48,7 +56,7 @@ fn a_failed_operation_is_reported_and_loses_nothing() {
             _ => {}
         }
     }
-    let failed = plans.iter().filter(|plan| fails_well(&place, &whole, **plan)).count();
+    let failed = fail_well(&place, &whole, &plans);
     println!(
         "{failed} of {} faults ended the run; each resume ended with the same bits",
         plans.len()
@@ -61,9 +69,8 @@ fn repeated_failures_lose_nothing() {
     let place = Place::new();
     let whole = Whole::train(&place, SHORT);
     // Beyond half of them, a single operation fails.
-    for every in 2..=whole.operations.len() / 2 {
-        for error in [FATAL[every % 3], EINTR] {
-            fails_well(&place, &whole, Plan::Every(every, error));
-        }
-    }
+    let plans: Vec<_> = (2..=whole.operations.len() / 2)
+        .flat_map(|every| [FATAL[every % 3], EINTR].map(|error| Plan::Every(every, error)))
+        .collect();
+    fail_well(&place, &whole, &plans);
 }

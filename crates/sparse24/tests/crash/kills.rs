@@ -148,7 +148,7 @@ fn crash(place: &Place, whole: &Whole, index: usize) -> Result<Vec<Point>, Strin
 fn a_run_killed_at_every_operation_resumes_to_the_same_bits() {
     for shape in [SHORT, SETTLING] {
         let place = Place::new();
-        kill_everywhere(&place, 1, &|out| shape.next_line(out), &|| shape.end(&place, "out"));
+        kill_everywhere(&place, 1, &|out| shape.next_line(out), &|out| shape.end(&place, out));
     }
 }
 

@@ -11,10 +11,10 @@ use crate::{
 /// Distance between the operations to kill at.
 const STRIDE: usize = 3;
 
-/// The results below `out`, and the files that `counts` selects.
-fn results(place: &Place, counts: fn(&Path) -> bool) -> Tree {
+/// The results below a folder, and the files that `counts` selects.
+fn results(place: &Place, out: &str, counts: fn(&Path) -> bool) -> Tree {
     let results = ["search.json", "search.toml", "study.json", "study.toml"];
-    let mut tree = place.tree("out");
+    let mut tree = place.tree(out);
     tree.retain(|path, _| counts(path) || results.iter().any(|file| path.ends_with(file)));
     tree
 }
@@ -26,7 +26,7 @@ fn a_search_killed_anywhere_ends_with_the_same_results() {
         "lambda-search {TINY} --set run.flip_every=1 --until 4 --candidates 1e-9,1e-2,1e-1 --out"
     );
     let line = |out: &Path| format!("{line} {}", out.display());
-    kill_everywhere(&place, STRIDE, &line, &|| results(&place, |_| false));
+    kill_everywhere(&place, STRIDE, &line, &|out| results(&place, out, |_| false));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_study_killed_anywhere_ends_with_the_same_results() {
     let line = format!("study study.toml {TINY} {settings} --out");
     let line = |out: &Path| format!("{line} {}", out.display());
     let is_end = |path: &Path| path.iter().any(|part| part == "step-00000006");
-    kill_everywhere(&place, STRIDE, &line, &|| results(&place, is_end));
+    kill_everywhere(&place, STRIDE, &line, &|out| results(&place, out, is_end));
 }
 
 /// The search, the run that takes its lambda from it, and the time between the two.
@@ -55,5 +55,5 @@ fn a_run_that_searches_first_killed_anywhere_ends_with_the_same_bits() {
     let is_end = |path: &Path| {
         path.ends_with("config.toml") || path.starts_with("checkpoints/step-00000012")
     };
-    kill_everywhere(&place, STRIDE, &line, &|| results(&place, is_end));
+    kill_everywhere(&place, STRIDE, &line, &|out| results(&place, out, is_end));
 }
