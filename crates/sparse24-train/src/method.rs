@@ -168,10 +168,7 @@ impl Phase {
     /// Kind of the forward's mask, if it is pruned.
     #[must_use]
     pub fn mask(&self) -> Option<MaskKind> {
-        match self.forward {
-            WeightOperand::Pruned(kind, _) => Some(kind),
-            WeightOperand::Dense => None,
-        }
+        if let WeightOperand::Pruned(kind, _) = self.forward { Some(kind) } else { None }
     }
 
     /// Sparse when the forward is pruned.
@@ -260,6 +257,14 @@ impl Method {
     #[must_use]
     pub fn samples(&self) -> bool {
         self.phases.iter().any(|phase| matches!(phase.wgrad, GradientOperand::Mvue(_)))
+    }
+
+    /// Whether longer runs keep a phase's end: it watches Adam's variance, or the next freezes it.
+    #[must_use]
+    pub fn keeps_end(&self, phase: usize) -> bool {
+        let variants = self.phases.iter().skip(phase).map(|phase| phase.optimizer).take(2);
+        variants.eq([AdamVariant::Standard, AdamVariant::FrozenVariance])
+            || self.phases.get(phase).is_some_and(Phase::watches)
     }
 
     /// Whether any phase watches Adam's variance.

@@ -10,17 +10,18 @@ use super::{
     identity::{self, identity},
     needs::Needs,
     ranks::{Order, compare_states, order},
-    snapshot::{ends, snapshot},
+    snapshot::{ends, position, snapshot},
     training::is_due,
 };
 use crate::{
     Error,
-    checkpoint::{self, Retention, State},
+    checkpoint::{self, PhaseEnd, Retention, State},
     config::Config,
     disk,
 };
 use sparse24_train::{
     method::{Method, PhaseKind},
+    optim::AdamVariant,
     trainer::{Recipe, Trainer},
 };
 
@@ -45,8 +46,8 @@ impl Run {
         self.settle()?;
         order(self.trainer.group(), &Order::Compare)?;
         compare_states(&mut self.trainer)?;
-        let mut state = identity(&self.config, &self.data, &self.trainer);
-        state.skipped_steps = self.skipped;
+        let mut state = identity(&self.config, &self.data, position(&self.trainer));
+        (state.skipped_steps, state.tokens_seen) = (self.skipped, self.tokens_seen);
         let checkpoint = snapshot(
             &mut self.trainer,
             state,
@@ -139,6 +140,19 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
             method.last_step(now, *steps, &ends)
         )
     })
+}
+
+/// The end of the phase of a checkpoint, if another method or number of steps freezes Adam's
+/// variance from there on.
+pub(super) fn frozen_from_here(saved: &State, recipe: &Recipe) -> Option<PhaseEnd> {
+    let (ends, before) = (ends(saved), identity::method(saved).ok()?);
+    let was = before.phase_at(saved.step, saved.total_steps, &ends);
+    let now = recipe.method.phase_at(saved.step + 1, recipe.steps, &ends);
+    let phase = now.checked_sub(1).filter(|phase| !ends.contains_key(phase))?;
+    let is_frozen = [before.phases[was], recipe.method.phases[now]]
+        .map(|phase| phase.optimizer == AdamVariant::FrozenVariance);
+    let freezes = is_frozen == [false, true] && recipe.method.keeps_end(phase) && saved.step > 0;
+    freezes.then_some(PhaseEnd { phase: phase as u32, step: saved.step })
 }
 
 /// The settings of the learning rate, besides the number of steps.

@@ -12,7 +12,7 @@ use crate::{
     checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseEnd, State, Values},
 };
 use sparse24_train::{
-    method::{Ends, Phase},
+    method::Ends,
     trainer::{ParameterState, Progress, Trainer},
 };
 
@@ -177,9 +177,8 @@ pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Erro
         _ => None,
     });
     // Ends of another method's phases do not apply to this one.
-    let phases = &trainer.recipe().method.phases;
     let mut ends = ends(&checkpoint.state);
-    ends.retain(|&phase, _| phases.get(phase).is_some_and(Phase::watches));
+    ends.retain(|&phase, _| trainer.recipe().method.keeps_end(phase));
     let progress = Progress {
         step: checkpoint.state.step,
         ends,

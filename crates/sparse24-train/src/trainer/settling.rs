@@ -58,18 +58,18 @@ fn watched(parameter: &Parameter) -> Tensor {
 }
 
 impl Trainer {
-    /// Ends the phase of the step done last, if it watches the variance and that has settled.
+    /// Ends the phase of the step done last if the variance has settled, or at an end that is kept.
     pub(super) fn settle(&mut self, phase: usize) {
-        let Until::VarianceSettled { earliest, .. } = self.recipe.method.phases[phase].until else {
-            return;
-        };
-        let (step, steps) = (self.progress.step, self.recipe.steps);
-        let adam = self.recipe.optimizer.rule.adam().expect("Recipe::check wants Adam");
-        let Adam { beta2, epsilon, .. } = adam;
+        let (step, Recipe { method, steps, optimizer, .. }) = (self.progress.step, &self.recipe);
+        let mut is_over = method.keeps_end(phase) && step >= method.phases[phase].last_step(*steps);
         let changes = &mut self.progress.variance_changes;
-        changes.drain(..changes.len().saturating_sub(settling_window(beta2)));
-        let settled = step >= earliest.of(steps) && has_settled(changes, beta2, epsilon);
-        if settled || step >= self.recipe.method.phases[phase].last_step(steps) {
+        if let Until::VarianceSettled { earliest, .. } = method.phases[phase].until {
+            let Adam { beta2, epsilon, .. } =
+                optimizer.rule.adam().expect("Recipe::check wants it");
+            changes.drain(..changes.len().saturating_sub(settling_window(beta2)));
+            is_over |= step >= earliest.of(*steps) && has_settled(changes, beta2, epsilon);
+        }
+        if is_over {
             changes.clear();
             self.progress.ends.insert(phase, step);
         }
@@ -80,30 +80,23 @@ impl Trainer {
     /// With b2 = 1 the update leaves v as it is, to the bit: 1 v + (0 g) g. Its correction is that
     /// of the last step that changed it.
     pub(super) fn optimizer(&self, phase: usize, step: u32) -> (Optimizer, [f32; 2]) {
-        let optimizer = self.recipe.optimizer;
-        let corrections = bias_corrections(&optimizer.rule, step);
-        match self.recipe.method.phases[phase].optimizer {
-            AdamVariant::Standard => (optimizer, corrections),
-            AdamVariant::FrozenVariance => {
-                let Recipe { method, steps, .. } = &self.recipe;
-                let ends = &self.progress.ends;
-                // One without a step changes nothing.
-                let changes = |&phase: &usize| {
-                    method.phases[phase].optimizer == AdamVariant::Standard
-                        && method.has_steps(phase, *steps, ends)
-                };
-                let thawed =
-                    (0..phase).rev().find(changes).expect("Method::check wants a step before");
-                let frozen_after = method.last_step(thawed, *steps, ends);
-                let second = bias_corrections(&optimizer.rule, frozen_after)[1];
-                let freeze = |adam| Adam { beta2: 1.0, ..adam };
-                let rule = match optimizer.rule {
-                    UpdateRule::AdamW(adam) => UpdateRule::AdamW(freeze(adam)),
-                    UpdateRule::Adam(adam) => UpdateRule::Adam(freeze(adam)),
-                    rule => rule,
-                };
-                (Optimizer { rule, ..optimizer }, [corrections[0], second])
-            }
+        let (Recipe { method, steps, .. }, ends) = (&self.recipe, &self.progress.ends);
+        let mut optimizer = self.recipe.optimizer;
+        let mut corrections = bias_corrections(&optimizer.rule, step);
+        if method.phases[phase].optimizer == AdamVariant::Standard {
+            return (optimizer, corrections);
         }
+        // One without a step changes nothing.
+        let changes = |&phase: &usize| {
+            method.phases[phase].optimizer == AdamVariant::Standard
+                && method.has_steps(phase, *steps, ends)
+        };
+        let thawed = (0..phase).rev().find(changes).expect("Method::check wants a step before");
+        let frozen_after = method.last_step(thawed, *steps, ends);
+        corrections[1] = bias_corrections(&optimizer.rule, frozen_after)[1];
+        if let UpdateRule::AdamW(adam) | UpdateRule::Adam(adam) = &mut optimizer.rule {
+            adam.beta2 = 1.0;
+        }
+        (optimizer, corrections)
     }
 }

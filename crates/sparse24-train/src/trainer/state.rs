@@ -10,7 +10,7 @@ use crate::{
     Error,
     backend::MaskId,
     limits,
-    method::{Ends, KeptValues, Phase, WeightOperand},
+    method::{Ends, KeptValues, WeightOperand},
     nn::Parameter,
 };
 
@@ -156,9 +156,8 @@ impl Trainer {
         let expected = format!("at least the {} of the state", progress.step);
         limits::check("steps", progress.step <= *steps, &expected, steps)?;
         for (&phase, end) in &progress.ends {
-            let is_watched = method.phases.get(phase).is_some_and(Phase::watches);
-            let is_end = is_watched && (1..=progress.step).contains(end);
-            let expected = "a step of the state that ends a phase by its criterion";
+            let is_end = method.keeps_end(phase) && (1..=progress.step).contains(end);
+            let expected = "a step of the state that ends a phase for good";
             limits::check("phase_ends", is_end, expected, format_args!("{end} of phase {phase}"))?;
         }
         self.check_names(states.iter().map(|state| &*state.name))?;

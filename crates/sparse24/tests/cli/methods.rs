@@ -122,3 +122,24 @@ fn a_frozen_phase_may_be_divided() {
     assert!(empty == whole, "a phase without a step changes nothing");
     assert!(model("sparse", r#""dense:1/4","sparse:1/2","frozen""#) != whole);
 }
+
+/// Also if the run becomes longer, or freezes the variance only when it is resumed: the bias
+/// correction stays that of the last step that changed it.
+#[test]
+fn a_frozen_variance_keeps_its_correction() {
+    let place = Place::new();
+    let train = |run: &str, steps: u32, phases: &str| {
+        let settings = format!("--set steps={steps} --set method.phases=[{phases}]");
+        let schedule = "--set optimizer.decay_steps=16";
+        place.train(run, &format!("--method ste-row-wise {schedule} {settings}"));
+    };
+    train("whole", 16, r#""dense:3/16","frozen""#);
+    train("longer", 12, r#""dense:1/4","frozen""#);
+    place.answer("resume longer --set steps=16");
+    train("later", 3, r#""dense""#);
+    let later = r#"--set method.phases=["dense:1/16","frozen"]"#;
+    place.answer(&format!("resume later --set steps=16 {later}"));
+    for run in ["longer", "later"] {
+        assert!(place.model(run, 16) == place.model("whole", 16), "{run}");
+    }
+}
