@@ -133,6 +133,9 @@ impl GradientAccumulation {
     /// The share of the run's steps that ends with the last step within a share of its micro-steps.
     #[must_use]
     pub fn share_of_steps(&self, share: Fraction) -> Fraction {
+        if self.first == self.last {
+            return share;
+        }
         let done = |step: u32| u128::from(self.before(step.saturating_add(1)));
         let most = done(self.steps) * u128::from(share.numerator());
         let (mut low, mut high) = (0, self.steps);

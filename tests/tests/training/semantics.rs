@@ -375,8 +375,8 @@ fn growing_batches_are_a_function_of_the_step() {
     let [within, beyond] = [1, 2].map(|more| 6 * growing.before(switch + more));
     assert!(within <= 5 * before && 5 * before < beyond, "{switch} steps are sparse");
     assert_eq!(growing.share_of_steps(Fraction::ONE), Fraction::ONE);
-    let constant = GradientAccumulation { first, last: first, steps: 11 };
-    assert_eq!(constant.share_of_steps(Fraction::FIVE_SIXTHS).of(11), 9);
+    let constant = GradientAccumulation::constant(last);
+    assert_eq!(constant.share_of_steps(Fraction::FIVE_SIXTHS), Fraction::FIVE_SIXTHS);
 }
 
 #[test]

@@ -346,10 +346,8 @@ impl Config {
     /// [`Error::Setting`] for an unknown name or choice.
     pub fn method_value(&self) -> Result<Method, Error> {
         let (mut method, accumulation) = (self.method.value()?, self.gradient_accumulation());
-        if accumulation.first < accumulation.last {
-            for phase in &mut method.phases {
-                phase.until = phase.until.map(|share| accumulation.share_of_steps(share));
-            }
+        for phase in &mut method.phases {
+            phase.until = phase.until.map(|share| accumulation.share_of_steps(share));
         }
         Ok(method)
     }

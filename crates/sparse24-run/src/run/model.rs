@@ -271,7 +271,6 @@ impl Model {
     pub fn into_trainer(self) -> Result<Trainer, Error> {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
-        config.batch.gradient_accumulation_steps = 1;
         config.batch.replicas = NonZeroU32::MIN;
         let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
         restore(&mut trainer, checkpoint).map_err(|error| match error {

@@ -26,6 +26,14 @@ fn eval_repeats_the_validation_losses_of_training() {
         assert!((perplexity - loss.as_f64().unwrap().exp()).abs() <= 1e-9);
     }
     assert!(place.answer("eval run").starts_with("step 12 (dense): loss "));
+    // A growing batch moves the ends of phases; the switch is after step 9.
+    let growing = "--set batch.gradient_accumulation_steps=2 --set run.eval_every=1 --set \
+                   batch.final_gradient_accumulation_steps=8 --set run.checkpoint_every=1";
+    place.train("growing", &format!("{growing} --set run.keep_last=12"));
+    for (step, metrics) in (1..).zip(place.metrics("growing")) {
+        let report = place.json(&format!("eval growing/checkpoints/step-{step:08} --json"));
+        assert_eq!([&report["phase"], &report["loss"]], [&metrics["phase"], &metrics["val_loss"]]);
+    }
     let (table, note) = place.exits("eval run missing run/checkpoints/step-00000010", 3);
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(note.contains("missing") && note.contains("1 of 3 runs not evaluated"), "{note}");
