@@ -17,6 +17,7 @@ use std::{
 
 use figure::Figure;
 use record::Record;
+pub use record::missing;
 pub use sparse24_run::run::REPORT as FILE;
 use sparse24_run::{Error, disk};
 use text::Text;

@@ -277,7 +277,7 @@ pub(crate) fn finish(
     note_start(&run, &config);
     run.interrupt_on(signals.any());
     let (path, report) = (run.path().to_owned(), run.path().join(report::FILE));
-    let keeps_report = run.has_lost_metrics() && keep_report(&run, &report)?;
+    let keeps_report = run.lost_metrics() > 0 && keep_report(&run, &report)?;
     let has_events = tensorboard || run.path().join(tensorboard::FOLDER).is_dir();
     let events = has_events.then(|| Events::create(run.path(), run.trainer().step())).transpose();
     let events = events.map_err(|problem| Failure::new(Exit::Io, problem))?;
@@ -311,9 +311,11 @@ pub(crate) fn finish(
 }
 
 /// Keeps a report that shows metrics which the run has lost; whether it is to stay in its place,
-/// since no step remains to be reported.
+/// since no step remains to be reported. One that was made since says how many are missing.
 fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
-    if !disk::exists(report) {
+    let missing = report::missing(run.lost_metrics() as usize);
+    let is_since = |page: Vec<u8>| String::from_utf8_lossy(&page).contains(&missing);
+    if !disk::exists(report) || disk::read_small(report, 64 << 20).is_ok_and(is_since) {
         return Ok(false);
     }
     let is_finished = run.trainer().step() >= run.config().steps;

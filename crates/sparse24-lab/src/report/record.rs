@@ -25,6 +25,12 @@ use crate::{
     runs::tokens_of,
 };
 
+/// How a report begins to say that it lacks the metrics of this many steps.
+#[must_use]
+pub fn missing(steps: usize) -> String {
+    format!("metrics.jsonl: {} before step", counted(steps, "step"))
+}
+
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) path: PathBuf,
@@ -246,8 +252,8 @@ impl Record {
             Err(_) => return self.problem("metrics.jsonl is missing, so there are no curves"),
         }
         if lost > 0 {
-            let (last, lost, are) = (self.last_step(), counted(lost, "step"), is(lost));
-            self.problem(format!("metrics.jsonl: {lost} before step {last} {are} missing"));
+            let (lost, last, are) = (missing(lost), self.last_step(), is(lost));
+            self.problem(format!("{lost} {last} {are} missing"));
         }
         if self.steps.is_empty() {
             self.problem("metrics.jsonl has no step, so there are no curves");

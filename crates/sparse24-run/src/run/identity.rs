@@ -7,7 +7,7 @@ use toml::Table;
 
 use super::{
     components::RunData,
-    snapshot::{no_dataset, none, position},
+    snapshot::{no_dataset, none},
 };
 use crate::{
     Error,
@@ -18,20 +18,20 @@ use crate::{
     translation::PairSplit,
     word::word,
 };
-use sparse24_train::{method::Method, trainer::Trainer};
+use sparse24_train::method::Method;
 
 /// Key of the data.
 pub(super) const DATA: &str = "data";
 /// Key of the tokenizer.
 const TOKENIZER: &str = "data.tokenizer";
 
-/// The position and identity of a run.
-pub(super) fn identity(config: &Config, data: &RunData, trainer: &Trainer) -> State {
+/// The identity of a run at a position.
+pub(super) fn identity(config: &Config, data: &RunData, at: State) -> State {
     State {
         config: config.decisive(),
         dataset: of_data(data),
         tokenizer: of_tokenizer(data.tokenizer()),
-        ..position(trainer)
+        ..at
     }
 }
 

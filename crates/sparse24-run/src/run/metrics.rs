@@ -136,6 +136,35 @@ pub struct Cut {
     pub lines: usize,
     /// The first damage, and the name under which the damaged file is kept.
     pub damage: Option<String>,
+    /// Steps up to the checkpoint's that have no line.
+    pub lost: Lost,
+}
+
+/// Steps that have no line.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Lost {
+    /// Their number.
+    pub count: u32,
+    /// The first of them, as in `6 to 10, 12`.
+    pub list: String,
+}
+
+impl Lost {
+    /// Adds the steps between two others.
+    fn add_between(&mut self, before: u32, after: u32) {
+        let (first, last) = (before.saturating_add(1), after.saturating_sub(1));
+        if first > last {
+            return;
+        }
+        self.count = self.count.saturating_add(last - before);
+        let separator = if self.list.is_empty() { "" } else { ", " };
+        let range = if first < last { format!("{first} to {last}") } else { first.to_string() };
+        match self.list.len() {
+            0..100 => self.list += &format!("{separator}{range}"),
+            _ if !self.list.ends_with("...") => self.list += ", ...",
+            _ => {}
+        }
+    }
 }
 
 /// An open `metrics.jsonl`.
@@ -169,6 +198,7 @@ impl MetricsLog {
     /// [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
+        let (mut lost, mut before) = (Lost::default(), 0);
         match Lines::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -186,6 +216,8 @@ impl MetricsLog {
                         Err(error) => return Err(error),
                     };
                     if metrics.step <= step {
+                        lost.add_between(before, metrics.step);
+                        before = metrics.step;
                         line = Some((metrics.step, end));
                         (last, end) = (Some(metrics), all.end);
                     } else {
@@ -195,6 +227,7 @@ impl MetricsLog {
                 lines += usize::from(all.is_broken);
             }
         }
+        lost.add_between(before, step.saturating_add(1));
         if lines > 0 {
             rewrite(path, end, &[])?;
         }
@@ -205,7 +238,7 @@ impl MetricsLog {
                 last: line,
                 end,
             },
-            Cut { last, lines, damage: None },
+            Cut { last, lines, damage: None, lost },
         ))
     }
 

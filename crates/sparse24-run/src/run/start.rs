@@ -16,8 +16,8 @@ use super::{
     plans,
     provenance::fingerprint,
     ranks::set_up,
-    saving::{check_space, former_ends, raised_rate, sparse_again},
-    snapshot::{restore, snapshot},
+    saving::{check_space, former_ends, frozen_from_here, raised_rate, sparse_again},
+    snapshot::{position, restore, snapshot},
     training::is_due,
 };
 use crate::{
@@ -171,7 +171,7 @@ impl Run {
             data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
             if initial.is_some() {
                 // A resume cannot recreate these weights.
-                let state = identity(&config, &data, &trainer);
+                let state = identity(&config, &data, position(&trainer));
                 checkpoint::save(
                     &directory.checkpoints(),
                     &snapshot(&mut trainer, state, Vec::new(), None)?()?,
@@ -279,7 +279,8 @@ impl Run {
         let rows =
             rows.map(|path| checkpoint::rows(path, config.model.token_table())).transpose()?;
         let vocabulary = vocabulary(&config, &data, rows.unwrap_or(0));
-        let mut trainer = trainer_in(group, &config, vocabulary)?;
+        let begin = || trainer_in(group, &config, vocabulary);
+        let mut trainer;
         let mut plans = Plans::new();
         let mut notices: Vec<_> = latest
             .refused
@@ -287,12 +288,14 @@ impl Run {
             .map(|(_, error)| format!("skipped a damaged checkpoint: {error}"))
             .collect();
         let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
+        let mut tokens_seen = 0;
         let (mut measured_anew_after, mut differs) = (None, false);
         let initial = match latest.checkpoint {
             Some(path) => {
                 let mut checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
-                let mut now = identity(&config, &data, &trainer);
+                // Before the model that the configuration describes is allocated.
+                let mut now = identity(&config, &data, checkpoint.state.clone());
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
                 let State { step, total_steps, .. } = checkpoint.state;
                 if config.steps != total_steps && config.steps <= step {
@@ -307,11 +310,13 @@ impl Run {
                 let accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
                 differs = accepted.iter().any(|(key, _)| asked.contains(key));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
+                trainer = begin()?;
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }
                 skipped = checkpoint.state.skipped_steps;
+                tokens_seen = checkpoint.state.tokens_seen;
                 flip_counts = FlipCounts::of_checkpoint(&checkpoint.auxiliary);
                 // Masks with the structure of another method are searched again, and scales with
                 // them.
@@ -322,6 +327,8 @@ impl Run {
                 {
                     checkpoint.masks.clear();
                 }
+                let end = frozen_from_here(&checkpoint.state, trainer.recipe());
+                checkpoint.state.phase_ends.extend(end);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());
@@ -342,6 +349,7 @@ impl Run {
                 ));
             }
             None => {
+                trainer = begin()?;
                 let metrics = directory.metrics();
                 let mut last = 0;
                 if disk::exists(&metrics) {
@@ -384,10 +392,9 @@ impl Run {
         check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
-        let last = cut.last.as_ref().map_or(0, |metrics| metrics.step);
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
-        if last < step {
-            notices.push(format!("metrics.jsonl has lost steps {} to {step}", last + 1));
+        if cut.lost.count > 0 {
+            notices.push(format!("metrics.jsonl has lost steps {}", cut.lost.list));
         }
         let of_last = cut.last.iter().filter(|last| last.step == step);
         notices.extend(of_last.filter_map(|last| raised_rate(last, &changed, trainer.recipe())));
@@ -438,7 +445,8 @@ impl Run {
         let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
         let best = best(&before, run.path())?;
         let mut run = Self { best, notices, saved, former_ends, skipped, flip_counts, ..run };
-        (run.reference, run.finished, run.lost) = (reference, finished, last < step);
+        run.tokens_seen = tokens_seen;
+        (run.reference, run.finished, run.lost) = (reference, finished, cut.lost.count);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
             metrics.step == step && metrics.val_loss.is_none() && run.evaluates_after(step)
@@ -478,12 +486,13 @@ impl Run {
             former_ends: Vec::new(),
             pending: None,
             skipped: 0,
+            tokens_seen: 0,
             spikes,
             best: None,
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,
-            lost: false,
+            lost: 0,
             must_resume: false,
         }
     }

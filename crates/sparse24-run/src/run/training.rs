@@ -53,6 +53,8 @@ pub struct Run {
     pub(super) pending: Option<StepMetrics>,
     /// Steps without an update so far.
     pub(super) skipped: u32,
+    /// Training tokens so far, whatever the batch was.
+    pub(super) tokens_seen: u64,
     pub(super) spikes: Spikes,
     /// The lowest validation loss so far, with its step.
     pub(super) best: Option<(f64, u32)>,
@@ -60,8 +62,8 @@ pub struct Run {
     pub(super) reference: Option<FlipReference>,
     /// Metrics of the last step, if a resume found the run finished and unchanged.
     pub(super) finished: Option<StepMetrics>,
-    /// Whether metrics of steps before this start are lost.
-    pub(super) lost: bool,
+    /// Number of steps before this start whose metrics are lost.
+    pub(super) lost: u32,
     /// Whether training is going on, or a panic or an error ended it: what was to follow the last
     /// step may be missing.
     pub(super) must_resume: bool,
@@ -107,9 +109,9 @@ impl Run {
         &self.notices
     }
 
-    /// Whether metrics of steps before this start are lost.
+    /// Number of steps before this start whose metrics are lost.
     #[must_use]
-    pub fn has_lost_metrics(&self) -> bool {
+    pub fn lost_metrics(&self) -> u32 {
         self.lost
     }
 
@@ -480,6 +482,7 @@ impl Run {
             }
             Err(error) => return Err(error),
         }
+        self.tokens_seen = self.tokens_seen.saturating_add(tokens);
         Ok(metrics)
     }
 

@@ -168,3 +168,35 @@ fn console(place: &Place, browser: &str, page: &str, more: &[&str]) -> String {
         .collect::<Vec<_>>()
         .join("\n")
 }
+
+#[test]
+fn lost_metrics_are_reported() {
+    let place = Place::trained(SAVED);
+    place.rewind("run", [12]);
+    let whole = place.read("run/metrics.jsonl");
+    place.write("run/metrics.jsonl", whole.split_inclusive('\n').take(5).collect::<String>());
+    let notes = place.notes("resume run");
+    for text in [notes, place.read("run/log.txt")] {
+        let is_lost = |line: &str| line.contains("metrics.jsonl") && line.contains("6 to 10");
+        assert!(text.lines().any(is_lost) && text.contains("resumed after step 10"), "{text}");
+    }
+    let steps: Vec<_> =
+        place.metrics("run").iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 11, 12]);
+    // The report still shows them.
+    let report = place.read("run/report.html");
+    assert!(place.read("run/report.1.html").contains("12, finished") && report.contains("lost"));
+    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    let notes = place.notes("resume run");
+    assert!(notes.contains("the lost metrics, is kept as report.html"), "{notes}");
+    assert_eq!(place.read("run/report.html"), report);
+    // Lines that are missing within the file, or cannot be read, until a report says so.
+    let lines: Vec<_> = whole.lines().filter(|line| !line.contains(r#""step":3,"#)).collect();
+    place.write("run/metrics.jsonl", lines.join("\n").replace(r#""step":5,"#, "") + "\n");
+    for (steps, is_kept) in [(12, true), (14, true), (16, false)] {
+        let notes = place.notes(&format!("resume run --set steps={steps}"));
+        let is_lost = notes.contains("metrics.jsonl has lost steps 3, 5");
+        assert_eq!((is_lost, notes.contains("the lost metrics, is kept")), (true, is_kept));
+    }
+    assert_eq!(place.read("run/report.2.html"), report);
+}

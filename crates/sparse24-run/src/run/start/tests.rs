@@ -39,7 +39,7 @@ fn dataset() -> RunData {
 fn checkpoint_of(config: &Config) -> Checkpoint {
     let dataset = dataset();
     let mut trainer = new_trainer(config, dataset.vocabulary() as usize).unwrap();
-    let state = identity(config, &dataset, &trainer);
+    let state = identity(config, &dataset, position(&trainer));
     snapshot(&mut trainer, state, Vec::new(), None).unwrap()().unwrap()
 }
 
