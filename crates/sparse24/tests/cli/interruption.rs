@@ -139,6 +139,9 @@ fn a_resume_changes_settings_from_there_on() {
     place.rewind("run", [16]);
     place.answer("resume run");
     assert!(place.model("run", 16) == end);
+    let tokens = place.metrics("run").into_iter().map(|step| step["tokens"].as_u64().unwrap());
+    let state = place.value(&format!("{}/state.json", checkpoint("run", 16)));
+    assert_eq!(state["tokens_seen"], tokens.sum::<u64>());
     // Back to a value that checkpoints leave out, and to another method with its own lambda.
     let notes = place.notes(
         "resume run --set run.eval_tokens=24 --set steps=18 --set optimizer.learning_rate=1e-2",
