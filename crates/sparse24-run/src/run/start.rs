@@ -58,6 +58,8 @@ pub struct Resume {
     pub allow: Vec<String>,
     /// Settings that change from here on, each `key=value`; they are allowed.
     pub settings: Vec<String>,
+    /// Whether other data behind a new `data.path` are refused nevertheless.
+    pub keeps_data: bool,
 }
 
 impl Resume {
@@ -260,7 +262,9 @@ impl Run {
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
         let earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
         let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
-        let mut allow: Vec<_> = earlier.map(|(key, _)| key).chain(asked.iter().cloned()).collect();
+        let mut allow = asked.clone();
+        allow.retain(|key| !(how.keeps_data && key == DATA));
+        allow.extend(earlier.map(|(key, _)| key));
         allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
         allow.extend_from_slice(&how.allow);
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
