@@ -99,8 +99,21 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         Some(out) if has_begun(out)? => Some((out, run_config(out)?)),
         _ => None,
     };
-    let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
-    let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
+    let read = args.init_from.as_deref().map(Initial::read).transpose();
+    let (mut initial, given) = match (read, &there) {
+        // The run has its weights, and its shape.
+        (Err(_), Some((_, there))) => {
+            let mut given = dotted(table_of(there));
+            given.retain(|key, _| key.starts_with("model.") || key.starts_with("data."));
+            let given = given.into_iter().map(|(key, value)| format!("{key}={value}"));
+            (None, given.collect())
+        }
+        (read, _) => {
+            let initial = read?;
+            let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
+            (initial, given)
+        }
+    };
     let mut config = args.configure.resolve_over(&given)?;
     let searches = set_lambda(args, &mut config)?;
     if let Some((out, there)) = there {

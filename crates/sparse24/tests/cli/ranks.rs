@@ -350,3 +350,15 @@ fn one_line_changes_settings_that_decide_no_bits() {
         fs::rename(place.path("moved"), place.path("text")).unwrap();
     }
 }
+
+#[test]
+fn one_line_needs_the_model_to_start_from_only_once() {
+    let place = Place::trained("");
+    let line = "train --set data.path=text --set steps=3 --set batch.size=2 \
+        --set backend.threads=1 --init-from run --out next --resume-or-start";
+    place.answer(line);
+    fs::rename(place.path("run"), place.path("gone")).unwrap();
+    place.answer(line);
+    let pattern = "model.d_model: expected 16*found 32";
+    place.refuses(&format!("{line} --set model.d_model=32"), 2, pattern);
+}
