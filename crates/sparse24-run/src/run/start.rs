@@ -404,7 +404,8 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
-        let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
+        let has_changed = !changed.is_empty();
+        let is_unchanged = config.steps == step && !has_changed && how.allow.is_empty();
         if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
             let problem = format!("is finished, so other settings need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
@@ -431,7 +432,7 @@ impl Run {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
-        if !how.settings.is_empty() {
+        if has_changed {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             notices.push(format!("from here on with {}", how.settings.join(", ")));
         }
