@@ -99,7 +99,14 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         Some(out) if has_begun(out)? => Some((out, run_config(out)?)),
         _ => None,
     };
-    let read = args.init_from.as_deref().map(Initial::read).transpose();
+    let read = args.init_from.as_deref().map(|path| match path.to_str() {
+        Some("resume") if !path.exists() => {
+            let problem = "resume: does not exist; to continue a run, use `sparse24 resume RUN`";
+            Err(Failure::new(Exit::Input, problem))
+        }
+        _ => Initial::read(path),
+    });
+    let read = read.transpose();
     let (mut initial, given) = match (read, &there) {
         // The run has its weights, and its shape.
         (Err(_), Some((_, there))) => {

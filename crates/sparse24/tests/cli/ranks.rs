@@ -255,6 +255,7 @@ fn ranks_that_do_not_fit_are_refused() {
         ("launch -n 1 --nodes 2 --node 0 -- train", 2, "--rendezvous: required"),
         ("launch -n 1 --nodes 2 --node 0 --rendezvous a:9 -- train", 2, "SPARSE24_SECRET: set it"),
         ("train --resume-or-start", 2, "--out"),
+        ("train --init-from=resume", 3, "resume: does not exist; *`sparse24 resume RUN`"),
     ] {
         place.refuses(line, code, pattern);
     }
