@@ -176,7 +176,15 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
             plans: args.plans.as_deref(),
             lambda: lambda.as_ref(),
         };
-        let run = Run::start_in(member.group, config, data, given, &out)?;
+        let run = Run::start_in(member.group, config, data, given, &out);
+        let run = run.map_err(|error| match has_begun(&out) {
+            Ok(true) if args.resume_or_start => {
+                let path = out.display();
+                let problem = format!("{path}: another process has started this run meanwhile");
+                Failure::new(Exit::Io, problem)
+            }
+            _ => error.into(),
+        })?;
         remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
