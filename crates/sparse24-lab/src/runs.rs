@@ -272,11 +272,10 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
         ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),
     ];
     for (key, found, wanted) in rows {
-        let absolute = |path: &str| std::path::absolute(path).unwrap_or_default();
-        if absolute(found) != absolute(wanted) {
+        if !disk::is_same_place(found, wanted) {
             let problem = format!(
-                "is a run with {key} = {found:?}, expected {wanted:?}; remove it, or name the \
-                 same paths"
+                "is a run with {key} = {found:?}, expected {wanted:?}; name the same place, or, \
+                 if the data were moved, change {key} in its config.toml"
             );
             return Err(Error::file(run, problem));
         }

@@ -163,7 +163,7 @@ pub struct BackendConfig {
 
 /// Keys that decide no bit of a model or of its metrics: a resume may change them, and checkpoints
 /// do not record them.
-pub(crate) const NEUTRAL: [&str; 17] = [
+pub const NEUTRAL: [&str; 17] = [
     "preset",
     "model.activation_checkpointing",
     "data.path",

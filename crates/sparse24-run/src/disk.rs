@@ -494,6 +494,14 @@ pub fn leads_to(path: &Path, _: &File) -> Result<bool, Error> {
     Ok(exists(path))
 }
 
+/// Whether two names, which may be relative or lead through links, are of one place.
+#[must_use]
+pub fn is_same_place(a: &str, b: &str) -> bool {
+    let absolute = |name| std::path::absolute(name).unwrap_or_default();
+    let real = |name| fs::canonicalize(name).ok();
+    absolute(a) == absolute(b) || real(a).is_some_and(|a| Some(a) == real(b))
+}
+
 /// The directory that holds `path`.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))

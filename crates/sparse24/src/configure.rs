@@ -1,11 +1,14 @@
 //! The arguments that several commands share: how a configuration is resolved, and on which backend
 //! a model is computed.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use sparse24_run::{
     ErrorKind,
-    config::{self, Config},
+    config::{self, Config, dotted, read_table},
     run::Model,
 };
 use sparse24_train::trainer::Trainer;
@@ -97,6 +100,22 @@ impl Configure {
         preset: Option<&str>,
         given: &[String],
     ) -> Result<Config, Failure> {
+        let (preset, file) = (self.preset.as_deref().or(preset), self.config.as_deref());
+        Ok(Config::resolve_over(preset, given, file, &self.own_settings()?)?)
+    }
+
+    /// The keys that the user sets: in the file, by `--set` and by flags.
+    pub(crate) fn keys(&self) -> Result<BTreeSet<String>, Failure> {
+        let file =
+            self.config.as_deref().map(|path| read_table(path, "a TOML file")).transpose()?;
+        let own = self.own_settings()?;
+        let own = own.iter().filter_map(|setting| setting.split_once('='));
+        let own = own.map(|(key, _)| key.trim().to_owned());
+        Ok(dotted(file.unwrap_or_default()).into_keys().chain(own).collect())
+    }
+
+    /// Each `--set`, then flags as settings.
+    fn own_settings(&self) -> Result<Vec<String>, Failure> {
         let flags = [
             ("data.path", self.data.as_deref().map(quoted_path).transpose()?),
             ("method.name", self.method.as_deref().map(quote)),
@@ -107,9 +126,7 @@ impl Configure {
             ("run.on_nonfinite", self.on_nonfinite.as_deref().map(quote)),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
-        let settings: Vec<String> = self.settings.iter().cloned().chain(flags).collect();
-        let (preset, file) = (self.preset.as_deref().or(preset), self.config.as_deref());
-        Ok(Config::resolve_over(preset, given, file, &settings)?)
+        Ok(self.settings.iter().cloned().chain(flags).collect())
     }
 }
 

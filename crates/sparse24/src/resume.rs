@@ -41,6 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         let damaged = if args.fall_back { Damaged::FallBack } else { Damaged::Refuse };
         let (allow, settings) = (args.allow.clone(), args.settings.clone());
-        train::resume(&args.run, &Resume { damaged, allow, settings }, &args.reporting, member)
+        let how = Resume { damaged, allow, settings, ..Resume::default() };
+        train::resume(&args.run, &how, &args.reporting, member)
     })
 }

@@ -12,7 +12,7 @@ use sparse24_lab::{
 };
 use sparse24_run::{
     Error,
-    config::Config,
+    config::{Config, NEUTRAL, dotted, table_of},
     data::TokenizerKind,
     disk,
     interchange::Format,
@@ -95,14 +95,39 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Starts the run, or resumes it if that is asked for.
 fn lead(args: &Args, member: Member) -> Result<(), Failure> {
-    let mut initial = args.init_from.as_deref().map(Initial::read).transpose()?;
-    let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
+    let there = match args.out.as_deref().filter(|_| args.resume_or_start) {
+        Some(out) if has_begun(out)? => Some((out, run_config(out)?)),
+        _ => None,
+    };
+    let read = args.init_from.as_deref().map(|path| match path.to_str() {
+        Some("resume") if !path.exists() => {
+            let problem = "resume: does not exist; to continue a run, use `sparse24 resume RUN`";
+            Err(Failure::new(Exit::Input, problem))
+        }
+        _ => Initial::read(path),
+    });
+    let read = read.transpose();
+    let (mut initial, given) = match (read, &there) {
+        // The run has its weights, and its shape.
+        (Err(_), Some((_, there))) => {
+            let mut given = dotted(table_of(there));
+            given.retain(|key, _| key.starts_with("model.") || key.starts_with("data."));
+            let given = given.into_iter().map(|(key, value)| format!("{key}={value}"));
+            (None, given.collect())
+        }
+        (read, _) => {
+            let initial = read?;
+            let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
+            (initial, given)
+        }
+    };
     let mut config = args.configure.resolve_over(&given)?;
-    if let Some(out) = args.out.as_ref().filter(|_| args.resume_or_start)
-        && has_begun(out)?
-    {
-        check_settings(args, &config, out)?;
-        return resume(out, &Resume::default(), &args.reporting, member);
+    let searches = set_lambda(args, &mut config)?;
+    if let Some((out, there)) = there {
+        drop(initial);
+        let settings = changed_settings(args, config, &there, out)?;
+        let how = Resume { settings, keeps_data: true, ..Resume::default() };
+        return resume(out, &how, &args.reporting, member);
     }
     let world = member.world();
     if world > 1 && args.configure.sets("batch.replicas") && config.batch.replicas.get() == 1 {
@@ -120,7 +145,10 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     // The default directory contains the time, so the command that continues must name it.
     let named = [Path::new("--out"), &out];
     let more = if args.out.is_some() { &named[..0] } else { &named };
-    let lambda = choose_lambda(args, &mut config, &out, more, &signals)?;
+    let lambda = match searches {
+        true => Some(choose_lambda(args, &mut config, &out, more, &signals)?),
+        false => None,
+    };
     on_threads(member.threads(config.backend.threads), || {
         let mut progress = WorkProgress::new("reading the shards, once");
         let tokenizer = initial.as_ref().and_then(|initial| initial.tokenizer.as_ref());
@@ -148,53 +176,77 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
             plans: args.plans.as_deref(),
             lambda: lambda.as_ref(),
         };
-        let run = Run::start_in(member.group, config, data, given, &out)?;
+        let run = Run::start_in(member.group, config, data, given, &out);
+        let run = run.map_err(|error| match has_begun(&out) {
+            Ok(true) if args.resume_or_start => {
+                let path = out.display();
+                let problem = format!("{path}: another process has started this run meanwhile");
+                Failure::new(Exit::Io, problem)
+            }
+            _ => error.into(),
+        })?;
         remarks.iter().flatten().for_each(note);
         drive(run, &args.reporting, signals)
     })
 }
 
-/// Refuses settings that affect bits and differ from those of a run.
-fn check_settings(args: &Args, config: &Config, out: &Path) -> Result<(), Failure> {
-    let (asked, mut there) = (config.decisive(), run_config(out)?.decisive());
+/// The settings, each `key=value`, in which the command line differs from a run. Those that decide
+/// bits are refused.
+fn changed_settings(
+    args: &Args,
+    mut config: Config,
+    run: &Config,
+    out: &Path,
+) -> Result<Vec<String>, Failure> {
+    let keys = args.configure.keys()?;
+    let (asked, mut there) = (config.decisive(), run.decisive());
     let of_another_method = asked.get("method.name") != there.get("method.name");
-    // These two may be chosen at the start.
+    // These may be chosen at the start.
     for (key, is_chosen) in [
         ("batch.replicas", !asked.contains_key("batch.replicas")),
         // Another method has a lambda of its own.
-        ("method.lambda", args.lambda.is_some() || of_another_method),
+        ("method.lambda", args.lambda.as_deref() == Some("auto") || of_another_method),
+        // Prepared data name theirs.
+        ("data.tokenizer", !keys.contains("data.tokenizer")),
     ] {
         if is_chosen {
             there.remove(key);
             there.extend(asked.get(key).map(|value| (key.to_owned(), value.clone())));
         }
     }
-    let Some((key, values)) = difference(&asked, &there) else { return Ok(()) };
-    let [asked, there] = values.map(|value| value.unwrap_or("its default"));
-    let path = word(out);
-    Err(Failure::new(
-        Exit::Usage,
-        format!(
+    if let Some((key, values)) = difference(&asked, &there) {
+        let [asked, there] = values.map(|value| value.unwrap_or("its default"));
+        let path = word(out);
+        let problem = format!(
             "{key}: expected {there} as in the run {path}, found {asked}; to change it, run \
              `sparse24 resume {path} --set {key}=...`"
-        ),
-    ))
+        );
+        return Err(Failure::new(Exit::Usage, problem));
+    }
+    for (path, there) in [
+        (&mut config.data.path, &run.data.path),
+        (&mut config.run.flip_reference, &run.run.flip_reference),
+    ] {
+        if disk::is_same_place(path, there) {
+            path.clone_from(there);
+        }
+    }
+    let [asked, there] = [&config, run].map(|config| dotted(table_of(config)));
+    // A run keeps its preset.
+    let is_changed =
+        |key: &&str| *key != "preset" && keys.contains(*key) && asked[*key] != there[*key];
+    let changed = NEUTRAL.into_iter().filter(is_changed);
+    Ok(changed.map(|key| format!("{key}={}", asked[key])).collect())
 }
 
-/// Sets lambda as `--lambda` asks. Returns its origin if it comes from a search.
-fn choose_lambda(
-    args: &Args,
-    config: &mut Config,
-    out: &Path,
-    more: &[&Path],
-    signals: &Signals,
-) -> Result<Option<LambdaOrigin>, Failure> {
+/// Sets the lambda of `--lambda`; whether that asks for a search instead.
+fn set_lambda(args: &Args, config: &mut Config) -> Result<bool, Failure> {
     let refuse = |problem: String| Err(Failure::new(Exit::Usage, problem));
     let asked = args.lambda.as_deref();
     if args.lambda_search.is_some() && asked != Some("auto") {
         return refuse("--lambda-search: requires --lambda auto".to_owned());
     }
-    let Some(asked) = asked else { return Ok(None) };
+    let Some(asked) = asked else { return Ok(false) };
     if config.lambda().is_none() {
         let name = &config.method.name;
         return refuse(format!("--lambda: the method {name} has no masked decay"));
@@ -205,8 +257,18 @@ fn choose_lambda(
         };
         config.method.lambda = value;
         config.check()?;
-        return Ok(None);
     }
+    Ok(asked == "auto")
+}
+
+/// Sets the lambda that a search recommends, and returns its origin.
+fn choose_lambda(
+    args: &Args,
+    config: &mut Config,
+    out: &Path,
+    more: &[&Path],
+    signals: &Signals,
+) -> Result<LambdaOrigin, Failure> {
     let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
     let found = if args.lambda_search.is_some() {
         SearchResults::read(&folder)?
@@ -231,7 +293,7 @@ fn choose_lambda(
         folder.display()
     ));
     config.method.lambda = origin.lambda;
-    Ok(Some(origin))
+    Ok(origin)
 }
 
 /// Continues a run as rank 0.

@@ -58,6 +58,8 @@ pub struct Resume {
     pub allow: Vec<String>,
     /// Settings that change from here on, each `key=value`; they are allowed.
     pub settings: Vec<String>,
+    /// Whether other data behind a new `data.path` are refused nevertheless.
+    pub keeps_data: bool,
 }
 
 impl Resume {
@@ -260,7 +262,9 @@ impl Run {
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
         let earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
         let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
-        let mut allow: Vec<_> = earlier.map(|(key, _)| key).chain(asked.iter().cloned()).collect();
+        let mut allow = asked.clone();
+        allow.retain(|key| !(how.keeps_data && key == DATA));
+        allow.extend(earlier.map(|(key, _)| key));
         allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
         allow.extend_from_slice(&how.allow);
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
@@ -407,7 +411,8 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
-        let is_unchanged = config.steps == step && how.settings.is_empty() && how.allow.is_empty();
+        let has_changed = !changed.is_empty();
+        let is_unchanged = config.steps == step && !has_changed && how.allow.is_empty();
         if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
             let problem = format!("is finished, so other settings need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
@@ -434,7 +439,7 @@ impl Run {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
-        if !how.settings.is_empty() {
+        if has_changed {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             notices.push(format!("from here on with {}", how.settings.join(", ")));
         }

@@ -128,6 +128,10 @@ fn a_resume_changes_settings_from_there_on() {
     assert_eq!(changed(1), json!({"steps": "14", "run.keep_last": "1"}));
     assert_eq!(place.metrics("run").len(), 14);
     assert!(place.read("run/config.toml").contains("steps = 14"));
+    let provenance = place.read("run/provenance.json");
+    let notes = place.notes("resume run --set steps=14 --set seed=1337");
+    assert!(notes.contains("is finished") && !notes.contains("from here on"), "{notes}");
+    assert_eq!(place.read("run/provenance.json"), provenance);
     // Without --allow, since the new setting is the run's own now, also where no checkpoint has it.
     place.answer("resume run");
     let (settings, finished) =

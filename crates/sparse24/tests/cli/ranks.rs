@@ -1,6 +1,7 @@
 //! Runs on several ranks: the bits of one, whatever happens to the ranks.
 
 use std::{
+    fs,
     process::{Child, Command, Output},
     thread,
     time::Duration,
@@ -8,7 +9,7 @@ use std::{
 
 use crate::{
     running::{LONG, attempts, lines, send},
-    support::{Place, SAVED, TINY, is_like},
+    support::{Place, SAVED, TINY, is_like, text},
 };
 
 /// Four micro-batches per step in four replicas, dropout, and evaluations between checkpoints.
@@ -254,6 +255,7 @@ fn ranks_that_do_not_fit_are_refused() {
         ("launch -n 1 --nodes 2 --node 0 -- train", 2, "--rendezvous: required"),
         ("launch -n 1 --nodes 2 --node 0 --rendezvous a:9 -- train", 2, "SPARSE24_SECRET: set it"),
         ("train --resume-or-start", 2, "--out"),
+        ("train --init-from=resume", 3, "resume: does not exist; *`sparse24 resume RUN`"),
     ] {
         place.refuses(line, code, pattern);
     }
@@ -303,12 +305,61 @@ fn one_line_starts_and_resumes() {
     let end = (place.saved("run", 12), place.timeless("run"));
     place.rewind("run", [10, 12]);
     let notes = place.notes(&line);
-    assert!(notes.contains("resumed after step 8"), "{notes}");
+    assert!(notes.contains("resumed after step 8") && !notes.contains("from here on"), "{notes}");
     assert!((place.saved("run", 12), place.timeless("run")) == end);
-    for (more, pattern) in [
-        ("--seed 7", "seed: *expected 1337*found 7*resume run --set seed"),
-        ("--method dense", "method.name: *expected \"fst\"*found \"dense\"*"),
+    place.write("other", text(2));
+    let advice =
+        "run/checkpoints/step-00000012: *fingerprint*--set 'data.path=\"other\"' --allow data";
+    for (more, code, pattern) in [
+        ("--seed 7", 2, "seed: *expected 1337*found 7*resume run --set seed"),
+        ("--method dense", 2, "method.name: *expected \"fst\"*found \"dense\"*"),
+        ("--lambda 2e-2", 2, "method.lambda: *expected 0.006*found 0.02*"),
+        ("--data other", 3, advice),
+        ("--data nowhere", 3, "/nowhere: does not exist"),
     ] {
-        place.refuses(&format!("{line} {more}"), 2, pattern);
+        place.refuses(&format!("{line} {more}"), code, pattern);
     }
+}
+
+/// Also where the data have moved, and on several ranks.
+#[test]
+fn one_line_changes_settings_that_decide_no_bits() {
+    let place = Place::new();
+    place.write("more.toml", "run.keep_every = 6\nrun.spike_window = 40");
+    for (run, launch) in [("run", ""), ("ranks", "launch -n 2 -- ")] {
+        let line = format!(
+            "{launch}train {TINY} {FOUR} {SAVED} --lambda 6e-3 --out {run} --resume-or-start"
+        );
+        place.answer(&format!("{line} --data ./text"));
+        let end = (place.saved(run, 12), place.timeless(run));
+        place.rewind(run, [10, 12]);
+        fs::rename(place.path("text"), place.path("moved")).unwrap();
+        let line =
+            format!("{line} --data moved --config more.toml --set backend.cuda_graphs=false");
+        let notes = place.notes(&line);
+        let said = "from here on with data.path=\"moved\", run.keep_every=6, run.spike_window=40, \
+            backend.cuda_graphs=false";
+        assert!(notes.contains("resumed after step 8") && notes.contains(said), "{notes}");
+        assert!((place.saved(run, 12), place.timeless(run)) == end);
+        let provenance = place.read(&format!("{run}/provenance.json"));
+        let notes = place.notes(&line.replace("moved", "./moved"));
+        assert!(notes.contains("is finished") && !notes.contains("from here on"), "{notes}");
+        assert_eq!(place.read(&format!("{run}/provenance.json")), provenance);
+        // A resume changed it meanwhile.
+        place.answer(&format!("resume {run} --set run.keep_every=3"));
+        assert!(place.notes(&line).contains("from here on with run.keep_every=6"));
+        fs::rename(place.path("moved"), place.path("text")).unwrap();
+    }
+}
+
+#[test]
+fn one_line_needs_the_model_to_start_from_only_once() {
+    let place = Place::trained("");
+    let line = "train --set data.path=text --set steps=3 --set batch.size=2 \
+        --set backend.threads=1 --init-from run --out next --resume-or-start";
+    place.answer(line);
+    fs::rename(place.path("run"), place.path("gone")).unwrap();
+    place.answer(line);
+    let pattern = "model.d_model: expected 16*found 32";
+    place.refuses(&format!("{line} --set model.d_model=32"), 2, pattern);
 }

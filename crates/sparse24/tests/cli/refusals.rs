@@ -3,7 +3,9 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    process::Stdio,
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
 };
 
 use crate::support::{Place, TINY, is_like, sentence};
@@ -116,6 +118,21 @@ fn two_processes_never_write_one_run() {
     first.wait().unwrap();
     place.edit("next/config.toml", "_steps = 1000000", "_steps = 1");
     place.answer("resume next --allow batch");
+    // Two first starts: the slower one finds the lock, or what the other has written by then.
+    let line = format!("train {TINY} {slow} --out both --resume-or-start");
+    let start = || place.command(&line).stderr(Stdio::piped()).spawn().unwrap();
+    let mut both = vec![start(), start()];
+    let slower = loop {
+        let has_ended = |child: &mut Child| child.try_wait().unwrap().is_some();
+        if let Some(at) = both.iter_mut().position(has_ended) {
+            break both.swap_remove(at).wait_with_output().unwrap();
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    both[0].kill().unwrap();
+    both[0].wait().unwrap();
+    let said = String::from_utf8(slower.stderr).unwrap();
+    assert!(slower.status.code() == Some(4) && said.contains("both: "), "{said}");
 }
 
 /// No adapter can bind more than 4 GiB, because kernels count the bytes of a binding in 32 bits.

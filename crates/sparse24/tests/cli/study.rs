@@ -229,7 +229,20 @@ mod signals {
             (child.wait().unwrap().code() == Some(143)).then_some(out)
         });
         assert!(place.path(&out).join("study.json").exists(), "the results so far can be read");
-        place.answer(&line(&format!("{settings} --out {out}")));
+        fs::rename(place.path("text"), place.path("moved")).unwrap();
+        let line = line(&format!("{settings} --data moved --out {out}"));
+        let (_, said) = place.exits(&line, 3);
+        let pattern = "seed-1: is a run with data.path*moved, change data.path in its config.toml";
+        assert!(is_like(&said, pattern) && !said.contains("remove"), "{said}");
+        for run in ["dense", "fst", "strong"]
+            .iter()
+            .flat_map(|arm| [1, 2].map(|seed| format!("{out}/{arm}/seed-{seed}/config.toml")))
+        {
+            if place.path(&run).exists() {
+                place.edit(&run, "/text\"", "/moved\"");
+            }
+        }
+        place.answer(&line);
         assert_eq!(place.read(&format!("{out}/study.json")), place.read("whole/study.json"));
         let end = |out: &str| place.saved(&format!("{out}/fst/seed-1"), 300);
         assert!(end(&out) == end("whole"));
