@@ -55,7 +55,15 @@ impl Model {
     /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was
     /// saved with.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        Self::located(locate(path)?)
+        loop {
+            let located = locate(path)?;
+            let from = located.2.clone();
+            match Self::located(located) {
+                // A run that trains may have removed it meanwhile.
+                Err(_) if checkpoint::step_of(path).is_none() && !disk::exists(&from) => {}
+                read => return read,
+            }
+        }
     }
 
     /// Reads the checkpoint of a run's lowest validation loss, which `run.keep_best` keeps.

@@ -14,8 +14,8 @@ use crate::{
     disk::fault::{self, Fault, Plan},
     error::problem,
     run::{
-        Observer, Part, RunData, checkpoint_of as save_of, components::new_trainer, open_data,
-        save_imported,
+        Model, Observer, Part, RunData, checkpoint_of as save_of, components::new_trainer,
+        open_data, save_imported,
     },
 };
 use sparse24_core::{MaskKind::Transposable, op::Activation};
@@ -198,6 +198,25 @@ fn a_flag_that_nobody_clears_ends_the_training() {
     let mut run = Run::start(tiny("dense"), dataset(), Given::default(), &path).unwrap();
     run.interrupt_on(Arc::new(true.into()));
     assert!(matches!(run.train(&mut ()), Err(Error::Interrupted)));
+}
+
+/// Its checkpoints are removed while they are read.
+#[test]
+fn the_model_of_a_run_that_trains_can_always_be_read() {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = folder.path().join("run");
+    let settings = ["steps=300", "run.checkpoint_every=1", "run.keep_last=1"].map(str::to_owned);
+    let config = tiny("dense").with_settings(&settings).unwrap();
+    let mut run = Run::start(config, dataset(), Given::default(), &path).unwrap();
+    std::thread::scope(|scope| {
+        let training = scope.spawn(move || run.train(&mut ()).map(drop));
+        while !training.is_finished() {
+            if checkpoint::count(&path.join("checkpoints")).unwrap() > 0 {
+                Model::read(&path).unwrap();
+            }
+        }
+        training.join().unwrap().unwrap();
+    });
 }
 
 #[test]
