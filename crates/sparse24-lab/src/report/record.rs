@@ -281,7 +281,7 @@ impl Record {
         let score = self.score_name().and_then(|name| metrics.scores.get(name));
         self.scores.extend(score.map(|&score| [step.into(), score]));
         self.flips.extend(metrics.flip_rate.map(|rate| [step.into(), rate]));
-        if let Some(rates) = metrics.flip_rate_per_layer {
+        if let Some(rates) = metrics.flip_rate_per_layer.filter(|rates| !rates.is_empty()) {
             if self.layers.is_empty() {
                 self.layers = rates.keys().cloned().collect();
                 self.layers.sort_by_cached_key(|name| natural(name));
