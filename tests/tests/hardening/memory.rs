@@ -358,13 +358,20 @@ fn metrics() {
     let layers = object(1_080_000, r##""#":0"##);
     let layers = format!(",\"flip_rate_per_layer\":{layers}");
     let sampled = |step: usize| line(&layers).replacen('#', &step.to_string(), 1);
+    let sample = r#""kept":0,"flips_per_tile":0,"gap""#;
+    let samples = format!(
+        r#","instruments":{{{sample}:[0,0,0,0,0],"layers":{{"":{{{sample}:0}}}},"tiles":[]}}"#
+    );
     for (what, text) in [
         ("steps", numbered(400_000, &line(""))),
         ("layers", (1..40).map(sampled).collect()),
         ("one layer", numbered(300_000, &line(r#","flip_rate_per_layer":{"":0}"#))),
+        ("instruments", numbered(300_000, &line(&samples))),
         ("no line", "x".repeat(64 << 20)),
         ("a long line", line(&" ".repeat(32 << 20)).replace('#', "1")),
     ] {
         all_hold(what, "metrics.jsonl", text.as_bytes());
+        let view = |folder: &Path| View::read(&[folder.to_owned()]);
+        assert!(held(&format!("{what}, report"), &[("metrics.jsonl", text.as_bytes())], view));
     }
 }
