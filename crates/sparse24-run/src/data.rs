@@ -40,8 +40,8 @@ pub use fingerprint::Progress;
 pub use folder::{Opening, Scan, is_shards, tokenizer_of};
 pub use prepare::{HeldOut, Preparation};
 pub use split::Split;
-pub(crate) use tokenizer::PADDING;
 #[cfg(feature = "tokenizers")]
 pub use tokenizer::{Bpe, Dictionary, Merged, Vocabulary, WordPiece};
 pub use tokenizer::{DEFAULT_PIECES, END, FEWEST, Tokenizer, TokenizerKind, TokenizerSource};
+pub(crate) use tokenizer::{PADDING, config_beside};
 pub use tokens::Tokens;

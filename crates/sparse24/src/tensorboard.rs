@@ -9,7 +9,7 @@ use std::{
     fs::File,
     io::{self, Write},
     path::Path,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use prost::Message;
@@ -93,9 +93,8 @@ impl Events {
         let after =
             names.iter().filter_map(seconds).max().map_or(0, |newest| newest.saturating_add(1));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = now.max(Duration::from_secs(after));
-        let name =
-            format!("events.out.tfevents.{:010}.{:09}.sparse24", now.as_secs(), now.subsec_nanos());
+        let (seconds, nanoseconds) = (now.as_secs().max(after), now.subsec_nanos());
+        let name = format!("events.out.tfevents.{seconds:010}.{nanoseconds:09}.sparse24");
         let file = disk::open_as(&folder.join(name), As::New).map_err(unusable)?;
         let mut events = Self { file };
         let version = Event { file_version: Some(VERSION.into()), ..Event::default() };

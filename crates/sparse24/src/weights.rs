@@ -238,6 +238,9 @@ impl Initial {
         settings.extend(tokenizer.map(|name| format!("data.tokenizer={name}")));
         if matches!(self.spec, ModelSpec::Transformer(_)) && self.tokenizer.is_none() {
             settings.push("data.tokenizer=dictionary".to_owned());
+        } else if self.other_tokenizer().is_some() {
+            // Shards that name no tokenizer are read as ids, without one.
+            settings.push("data.tokenizer=char".to_owned());
         }
         let languages = ["source", "target"].into_iter().zip(&self.languages);
         let named = languages.filter(|(_, language)| !language.is_empty());
@@ -280,7 +283,8 @@ impl Initial {
                 if matches!(self.spec, ModelSpec::Transformer(_)) {
                     return Err(self.refuse(&format!("{other}, so its ids are not known")));
                 }
-                let advice = "it cannot read text; name prepared shards of its token ids";
+                let advice = "it cannot read text; name a folder with its token ids in train.bin \
+                              and val.bin, without a tokenizer.json, and set data.tokenizer=char";
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
             if matches!(self.spec, ModelSpec::Bert(_)) {

@@ -2,7 +2,7 @@
 //! most twice the file and 64 MiB at a time, both copies of a growing buffer counted. Each case
 //! prints the memory and the time that it took (`--nocapture`).
 
-use std::{fs, path::Path, time::Instant};
+use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 
 use sparse24_core::op::Activation;
 use sparse24_lab::{report::View, search::SearchResults};
@@ -289,6 +289,7 @@ fn values() {
     let command = r##"[{"version":"","git":"","started":"","command":#}]"##;
     let cells = "[#".to_owned() + &",{}".repeat(99) + "]";
     let nested = "[".repeat(100) + "0" + &"]".repeat(100);
+    let mut most = BTreeMap::new();
     for entry in [&nested, "[0]", r#"{"":0}"#, "0", "\"\"", "\"#\":0"] {
         // The most that is parsed, and far more.
         for bytes in [1 << 16, 1 << 18, 1 << 19, 16 << 20] {
@@ -296,7 +297,7 @@ fn values() {
                 true => object(bytes, entry),
                 false => format!("[{}0]", format!("{entry},").repeat(bytes / (entry.len() + 1))),
             };
-            for (name, text, load) in [
+            for (name, pattern, load) in [
                 ("provenance.json", "#", &view as &dyn Fn(&Path) -> Result<(), Error>),
                 ("provenance.json", &cells, &view),
                 ("provenance.json", command, &starts),
@@ -309,13 +310,24 @@ fn values() {
                 ("vocab.json", "#", &compared),
                 ("tokenizer_config.json", r##"{"x":#}"##, &words),
             ] {
-                let text = text.replace('#', &list);
+                let text = pattern.replace('#', &list);
                 let beside = [("vocab.txt", SPECIAL), ("merges.txt", ""), ("log.txt", "")];
                 let beside = beside.map(|(name, text)| (name, text.as_bytes()));
                 let files = [&[(name, text.as_bytes())], &beside[..]].concat();
-                held(&format!("{name}, {bytes} bytes of {entry:.9}"), &files, load);
+                let what = format!("{name}, {bytes} bytes of {entry:.9}");
+                let used = allocation_counter::measure(|| {
+                    held(&what, &files, load);
+                });
+                let most = most.entry((name, pattern)).or_insert(0);
+                if bytes < 1 << 20 {
+                    *most = used.bytes_max.max(*most);
+                }
             }
         }
+    }
+    // Lists were parsed: each file has taken several times its bytes.
+    for (case, most) in most {
+        assert!(most > 2 << 20, "{case:?}: {most} bytes at most");
     }
 }
 
@@ -358,13 +370,20 @@ fn metrics() {
     let layers = object(1_080_000, r##""#":0"##);
     let layers = format!(",\"flip_rate_per_layer\":{layers}");
     let sampled = |step: usize| line(&layers).replacen('#', &step.to_string(), 1);
+    let sample = r#""kept":0,"flips_per_tile":0,"gap""#;
+    let samples = format!(
+        r#","instruments":{{{sample}:[0,0,0,0,0],"layers":{{"":{{{sample}:0}}}},"tiles":[]}}"#
+    );
     for (what, text) in [
         ("steps", numbered(400_000, &line(""))),
         ("layers", (1..40).map(sampled).collect()),
         ("one layer", numbered(300_000, &line(r#","flip_rate_per_layer":{"":0}"#))),
+        ("instruments", numbered(300_000, &line(&samples))),
         ("no line", "x".repeat(64 << 20)),
         ("a long line", line(&" ".repeat(32 << 20)).replace('#', "1")),
     ] {
         all_hold(what, "metrics.jsonl", text.as_bytes());
+        let view = |folder: &Path| View::read(&[folder.to_owned()]);
+        assert!(held(&format!("{what}, report"), &[("metrics.jsonl", text.as_bytes())], view));
     }
 }

@@ -317,7 +317,7 @@ pub(super) fn instruments(runs: &[Record]) -> Vec<Figure> {
 /// Quantiles of the tiles' gaps against the step.
 fn gaps(runs: &[Record]) -> Option<Figure> {
     let (mut tables, mut curves, mut top) = (Vec::new(), Vec::new(), vec![0.0]);
-    for (run, record) in runs.iter().enumerate().filter(|(_, run)| !run.instruments.is_empty()) {
+    for (run, record) in runs.iter().enumerate().filter(|(_, run)| !run.samples.is_empty()) {
         let values = |at: usize| record.instrument(|sample| Some(sample.gap[at].into()));
         let quantiles: [Vec<Bucket>; 5] =
             std::array::from_fn(|at| buckets(&values(at), resolution(runs.len())));

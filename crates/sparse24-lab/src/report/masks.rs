@@ -97,11 +97,11 @@ fn cells(run: &Record, columns: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
 pub(super) fn scatter(runs: &[Record]) -> Option<Figure> {
     type Sample = (u32, Vec<[f64; 2]>);
     let sample = |run: &Record| -> Option<Sample> {
-        let (step, last) = run.instruments.last().filter(|(_, last)| !last.tiles.is_empty())?;
+        let (step, tiles) = &run.tiles;
         let mut tiles: Vec<_> =
-            last.tiles.iter().map(|&(gap, flips)| [gap.into(), flips.into()]).collect();
+            tiles.iter().map(|&(gap, flips)| [gap.into(), flips.into()]).collect();
         tiles.sort_by(|a: &[f64; 2], b| a[0].total_cmp(&b[0]));
-        Some((*step, tiles))
+        (!tiles.is_empty()).then_some((*step, tiles))
     };
     let drawn: Vec<_> =
         runs.iter().enumerate().filter_map(|(at, run)| Some((at, run, sample(run)?))).collect();

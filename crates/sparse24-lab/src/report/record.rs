@@ -53,7 +53,9 @@ pub(super) struct Record {
     pub(super) layers: Vec<String>,
     /// Step and flip rate of each layer.
     pub(super) layer_flips: Vec<(u32, Vec<f32>)>,
-    pub(super) instruments: Vec<(u32, Instruments)>,
+    pub(super) samples: Vec<Sample>,
+    /// Step, and gap and flips of some tiles, of the last sample of the instruments.
+    pub(super) tiles: (u32, Vec<(f32, u32)>),
     /// The last lines of `log.txt`.
     pub(super) log: Vec<String>,
     pub(super) problems: Vec<String>,
@@ -71,6 +73,14 @@ pub(super) struct Step {
     pub(super) tokens_per_s: f64,
     /// Sum over the steps up to this one.
     pub(super) seconds: f64,
+}
+
+/// The instruments' values that are drawn against the step.
+pub(super) struct Sample {
+    step: u32,
+    pub(super) gap: [f32; 5],
+    pub(super) kept: f64,
+    pub(super) mvue_variance: Option<f64>,
 }
 
 const LARGEST_FILE: u64 = 16 << 20;
@@ -149,9 +159,9 @@ impl Record {
     }
 
     /// Step and value of each sample of the instruments that has it.
-    pub(super) fn instrument(&self, value: impl Fn(&Instruments) -> Option<f64>) -> Vec<[f64; 2]> {
-        let samples = self.instruments.iter();
-        samples.filter_map(|(step, sample)| Some([(*step).into(), value(sample)?])).collect()
+    pub(super) fn instrument(&self, value: impl Fn(&Sample) -> Option<f64>) -> Vec<[f64; 2]> {
+        let samples = self.samples.iter();
+        samples.filter_map(|sample| Some([sample.step.into(), value(sample)?])).collect()
     }
 
     /// A setting, without the quotes of a string.
@@ -287,7 +297,7 @@ impl Record {
         let score = self.score_name().and_then(|name| metrics.scores.get(name));
         self.scores.extend(score.map(|&score| [step.into(), score]));
         self.flips.extend(metrics.flip_rate.map(|rate| [step.into(), rate]));
-        if let Some(rates) = metrics.flip_rate_per_layer {
+        if let Some(rates) = metrics.flip_rate_per_layer.filter(|rates| !rates.is_empty()) {
             if self.layers.is_empty() {
                 self.layers = rates.keys().cloned().collect();
                 self.layers.sort_by_cached_key(|name| natural(name));
@@ -299,11 +309,10 @@ impl Record {
             }
         }
         if let Some(instruments) = metrics.instruments {
-            // Only the tiles of the last sample are drawn; they include the flips before it.
-            if let Some((_, before)) = self.instruments.last_mut() {
-                before.tiles = Vec::new();
-            }
-            self.instruments.push((step, *instruments));
+            let Instruments { kept, gap, mvue_variance, tiles, .. } = *instruments;
+            self.samples.push(Sample { step, gap, kept, mvue_variance });
+            // They include the flips before this sample.
+            self.tiles = (step, tiles);
         }
     }
 }

@@ -277,8 +277,10 @@ fn values_that_are_not_finite_are_gaps() {
             (metrics.loss, metrics.grad_norm, metrics.tokens_per_s, metrics.lr) =
                 (f32::NAN, f32::NAN, [0.0, 5e-324, 1e300][metrics.step as usize % 3], 0.0);
         }
-        if metrics.step == 20 {
-            metrics.flip_rate = Some(0.0);
+        match metrics.step {
+            1 => metrics.flip_rate_per_layer = Some(Default::default()),
+            20 => metrics.flip_rate = Some(0.0),
+            _ => {}
         }
     });
     // Values that no run produces.

@@ -209,8 +209,8 @@ impl Shard {
             return Ok(());
         };
         let advice = match self.origin {
-            None if vocabulary == 256 && id < 50257 => {
-                "; if these are GPT-2's tokens, set data.tokenizer=gpt2"
+            None if vocabulary == 256 => {
+                "; if these are GPT-2's tokens, set data.tokenizer=gpt2, otherwise =char"
             }
             _ => "",
         };

@@ -15,6 +15,7 @@ use self::description::Description;
 use super::Tokens;
 use crate::{Error, disk, json};
 
+mod added;
 #[cfg(feature = "tokenizers")]
 mod bpe;
 mod description;
@@ -23,6 +24,7 @@ mod gpt2;
 #[cfg(feature = "tokenizers")]
 pub(super) mod wordpiece;
 
+pub(crate) use added::config_beside;
 #[cfg(feature = "tokenizers")]
 pub use bpe::{Bpe, Dictionary, Merged};
 #[cfg(feature = "tokenizers")]

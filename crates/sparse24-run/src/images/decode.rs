@@ -1,25 +1,34 @@
 //! From a file to pixels: 8 bits per channel, red, green and blue.
 
 use std::{
-    fs::File,
-    io::{self, Cursor, Read},
+    io::{self, Cursor},
     panic::catch_unwind,
     path::Path,
 };
 
-use image::{ImageFormat, ImageReader, Limits, RgbImage};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 
-use crate::Error;
+use crate::{Error, disk};
 
-/// Most bytes of a file, and of the memory that it is decoded into.
+/// Most bytes of a file.
+const LARGEST: u64 = 128 << 20;
+
+/// Most bytes of decoded pixels.
 const MOST_BYTES: u64 = 256 << 20;
+
+/// Most bytes that are held at a time, besides tables and a few rows of pixels.
+const MOST_HELD: u64 = 576 << 20;
 
 /// Most bytes that one byte of a file stands for, beyond 32 MiB: as many as in the PNG that
 /// deflates best, so that a lying header costs little.
 const SPREAD: u64 = 1032;
+const HARMLESS: u64 = 32 << 20;
 
 /// Most pixels of a side.
 const LONGEST: u32 = 1 << 15;
+
+/// Most segments of metadata in a JPEG: the decoder keeps a list of them, and sorts it for each.
+const SEGMENTS: usize = 4096;
 
 /// Whether a file is an image by its name.
 pub(super) fn is_image(path: &Path) -> bool {
@@ -32,14 +41,7 @@ pub(super) fn is_image(path: &Path) -> bool {
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a larger file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    let failed = |e| Error::io("read", path, e);
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(Error::file(path, "has more than 256 MiB, the most that an image may have"));
-    }
-    Ok(bytes)
+    disk::read_small(path, LARGEST)
 }
 
 /// Whether a JPEG has an end of image after its last scan, in whose data the two bytes cannot be.
@@ -49,33 +51,72 @@ fn is_whole(bytes: &[u8]) -> bool {
     last([0xff, 0xd9]) > last([0xff, 0xda])
 }
 
+/// Whether the decoder may keep the coefficients of all of a JPEG: it is progressive, or a scan
+/// lacks a component. Bytes that only look like a marker count too, but data of a scan never do.
+fn keeps_coefficients(bytes: &[u8]) -> bool {
+    // The components of each frame and scan, also of a thumbnail.
+    let mut counts = bytes.windows(10).filter_map(|at| match *at {
+        [0xff, 0xc2, ..] => Some(0),
+        [0xff, 0xc0 | 0xc1, .., count] | [0xff, 0xda, _, _, count, ..] => Some(count),
+        _ => None,
+    });
+    let first = counts.next().unwrap_or(0);
+    first == 0 || counts.any(|count| count != first)
+}
+
+/// Most bytes that are held while a JPEG of this many pixels is decoded.
+fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
+    let each_pixel = match is_grey {
+        // The grey image, and the coefficients or the red, green and blue that it becomes.
+        true => 1 + 3,
+        // Up to four components, of two bytes a coefficient.
+        false if keeps_coefficients(bytes) => 3 + 4 * 2,
+        false => 3,
+    };
+    // The decoder copies the file, its metadata from there, and joins the parts of these.
+    4 * bytes.len() as u64 + each_pixel * pixels
+}
+
 /// The image in the bytes of a file. Grey becomes red, green and blue alike, CMYK is converted, 16
 /// bits are rounded to 8, transparency is left out.
 ///
 /// # Errors
 /// [`Error::File`] for what is neither a JPEG nor a PNG image, is damaged, or is larger than 2^15
-/// pixels on a side or 256 MiB in memory, or than a file of its size can be.
+/// pixels on a side or 256 MiB in memory, or than a file of its size can be; and for a JPEG that
+/// takes the decoder 576 MiB.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
+    let refuse = |problem| Err(image::ImageError::IoError(io::Error::other(problem)));
     // A decoder that fails on a damaged file must not end the process.
     let decoded = catch_unwind(|| {
         let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format()?;
-        if !matches!(reader.format(), Some(ImageFormat::Jpeg | ImageFormat::Png)) {
+        let is_jpeg = reader.format() == Some(ImageFormat::Jpeg);
+        if !is_jpeg && reader.format() != Some(ImageFormat::Png) {
             return Ok(None);
         }
-        if reader.format() == Some(ImageFormat::Jpeg) && !is_whole(bytes) {
-            let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the file is cut off");
-            return Err(image::ImageError::IoError(cut));
+        if is_jpeg && !is_whole(bytes) {
+            return refuse("the file is cut off");
+        }
+        let mut segments = bytes.windows(2).filter(|at| matches!(at, [0xff, 0xe1 | 0xe2]));
+        if is_jpeg && segments.nth(SEGMENTS).is_some() {
+            return refuse("it has more than 4096 segments of metadata");
         }
         let mut limits = Limits::default();
         (limits.max_image_width, limits.max_image_height) = (Some(LONGEST), Some(LONGEST));
-        let most = SPREAD * bytes.len() as u64 + (32 << 20);
-        limits.max_alloc = Some(most.min(MOST_BYTES));
+        // For what a PNG has besides pixels.
+        limits.max_alloc = Some(HARMLESS);
         reader.limits(limits);
-        let image = reader.decode()?;
-        let mut limits = Limits::default();
-        limits.max_alloc = Some(MOST_BYTES);
-        limits.reserve(3 * u64::from(image.width()) * u64::from(image.height()))?;
-        Ok::<_, image::ImageError>(Some(image.into_rgb8()))
+        let decoder = reader.into_decoder()?;
+        let (width, height) = decoder.dimensions();
+        let pixels = u64::from(width) * u64::from(height);
+        let most = MOST_BYTES.min(SPREAD * bytes.len() as u64 + HARMLESS);
+        if decoder.total_bytes() > most || 3 * pixels > MOST_BYTES {
+            return refuse("it has too many pixels");
+        }
+        let is_grey = !decoder.color_type().has_color();
+        if is_jpeg && held(bytes, pixels, is_grey) > MOST_HELD {
+            return refuse("that may take more than 576 MiB of memory");
+        }
+        Ok::<_, image::ImageError>(Some(DynamicImage::from_decoder(decoder)?.into_rgb8()))
     });
     let advice = "replace it or take it out of the folder";
     let problem = match decoded {

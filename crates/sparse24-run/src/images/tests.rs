@@ -151,12 +151,30 @@ fn damaged_folders_are_refused() {
     let mut wide = png.clone();
     wide[16..24].copy_from_slice(&[0, 0, 0x9c, 0x40, 0, 0, 0x9c, 0x40]);
     let jpeg = include_bytes!("cmyk.jpg");
+    // The same with more segments, as a progressive frame of these sides.
+    let progressive = |segments: &[u8], sides: [u16; 2]| {
+        let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        let mut changed = jpeg.to_vec();
+        changed[frame + 1] = 0xc2;
+        changed[frame + 5..frame + 9].copy_from_slice(&sides.map(u16::to_be_bytes).concat());
+        changed.splice(2..2, segments.iter().copied());
+        changed
+    };
+    let comment = [&[0xff, 0xfe, 0xff, 0xff][..], &[b' '; 0xfffd]].concat().repeat(3);
+    let photograph = progressive(&comment, [4000, 6000]);
+    assert!(decode::decode(Path::new("photograph"), &photograph).is_ok());
+    let (large, parts) = (
+        progressive(&comment, [8000, 8000]),
+        progressive(&[0xff, 0xe1, 0, 2].repeat(4097), [8, 8]),
+    );
     for (file, contents, expected) in [
         ("train/ants/0.png", &b""[..], "0.png: is neither a JPEG nor a PNG image"),
         ("train/ants/0.png", b"GIF89a no image at all", "0.png: is neither a JPEG nor a PNG"),
         ("val/bees/1.png", &png[..png.len() / 2], "1.png: cannot be decoded ("),
         ("train/bees/x.jpg", &jpeg[..100], "x.jpg: cannot be decoded ("),
         ("train/bees/x.jpg", &jpeg[..jpeg.len() - 10], "(the file is cut off)"),
+        ("train/bees/x.jpg", &large, "that may take more than 576 MiB of memory"),
+        ("train/bees/x.jpg", &parts, "more than 4096 segments of metadata"),
         ("train/bees/x.png", &wide, "x.png: cannot be decoded ("),
         ("train/cats/readme.txt", b"", "cats: holds no image (.jpg, .jpeg, .png)"),
         ("val/dogs/0.png", &png, "dogs: is a class without images to train on"),

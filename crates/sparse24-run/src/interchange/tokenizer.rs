@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Error,
-    data::{Tokenizer, TokenizerKind},
+    data::{Tokenizer, TokenizerKind, config_beside},
     disk, json,
     tensors::shards::check_inside,
 };
@@ -93,39 +93,71 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
         }
         return Ok(FolderTokenizer::Known(dictionary));
     }
-    let config = read("tokenizer_config.json")?.map_or_else(
-        || Ok(Map::new()),
-        |text| json::parse::<Map<String, Value>>(&text, json::VALUES),
-    );
-    let adds_space = config.map(|config| config.get("add_prefix_space") == Some(&true.into()));
     let parsed = |text: &[u8]| json::parse::<Value>(text, json::VALUES).unwrap_or_default();
-    let found = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
-        (Some(text), ..) => tokens(parsed(&text)),
+    let mut file = match (read("tokenizer.json")?, read("vocab.json")?, read("merges.txt")?) {
+        (Some(text), ..) => parsed(&text),
         (None, Some(vocabulary), Some(merges)) => {
             let merges = String::from_utf8_lossy(&merges);
             let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
-            [parsed(&vocabulary), merges.lines().filter(is_merge).map(Value::from).collect()]
+            let merges: Value = merges.lines().filter(is_merge).map(Value::from).collect();
+            let model = json!({ "vocab": parsed(&vocabulary), "merges": merges });
+            let pre_tokenizer = json!({ "type": "ByteLevel", "add_prefix_space": false });
+            json!({ "model": model, "pre_tokenizer": pre_tokenizer })
         }
-        _ => Default::default(),
+        _ => Value::Null,
     };
+    let found = tokens(&mut file);
     let is_same = |ours: &Tokenizer| {
         let count = ours.vocabulary() as usize + usize::from(mask_token(ours, model).is_some());
         count <= model.vocabulary()
             && found[0].as_object().is_some_and(|ids| ids.len() == count)
-            && tokens(parsed(&files(ours, model)[0].1)) == found
+            && tokens(&mut parsed(&files(ours, model)[0].1)) == found
     };
     let ours = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter();
     let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
     drop(found);
     let Some(tokenizer) = known else { return wordpiece(folder, model) };
-    Ok(match adds_space {
-        Ok(false) => FolderTokenizer::Known(tokenizer),
-        Ok(true) => {
+    let specials =
+        [end_of_text(Some(&tokenizer)).map(|_| END), mask_token(&tokenizer, model).map(|_| MASK)];
+    let specials: Vec<_> = specials.into_iter().flatten().collect();
+    let path = folder.join("tokenizer.json");
+    let rules = check_rules(&file, tokenizer.kind());
+    let rules = rules.map_err(|problem| Error::file(&path, problem));
+    match rules.and_then(|()| config_beside(&path, &file, &specials)) {
+        Ok(config) if config["add_prefix_space"] == true => {
             let problem = "tokenizer_config.json sets add_prefix_space to true: a space would come \
                            before each text";
-            FolderTokenizer::Other(problem.to_owned())
+            Ok(FolderTokenizer::Other(problem.to_owned()))
         }
-        Err(problem) => FolderTokenizer::Other(format!("tokenizer_config.json: {problem}")),
+        Ok(_) => Ok(FolderTokenizer::Known(tokenizer)),
+        Err(error) => other(error),
+    }
+}
+
+/// A tokenizer that is not supported for the problem of a file, without its folder.
+fn other(error: Error) -> Result<FolderTokenizer, Error> {
+    let Error::File { path, problem } = error else { return Err(error) };
+    let name = path.file_name().unwrap_or_default().display();
+    Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
+}
+
+/// Refuses rules other than GPT-2's around tokens and merges; bytes need no split into words.
+fn check_rules(file: &Value, kind: TokenizerKind) -> Result<(), String> {
+    let rules = [
+        ("/normalizer", json!([null])),
+        ("/pre_tokenizer/type", json!(["ByteLevel"])),
+        ("/pre_tokenizer/add_prefix_space", json!([false])),
+        ("/pre_tokenizer/use_regex", json!([null, true, kind == TokenizerKind::Gpt2])),
+        ("/model/dropout", json!([null])),
+        ("/model/continuing_subword_prefix", json!([null, ""])),
+        ("/model/end_of_word_suffix", json!([null, ""])),
+    ];
+    let value = |at: &str| file.pointer(at).unwrap_or(&Value::Null);
+    let differs = |(at, allowed): &&(&str, Value)| {
+        !allowed.as_array().is_some_and(|allowed| allowed.contains(value(at)))
+    };
+    rules.iter().find(differs).map_or(Ok(()), |(at, _)| {
+        Err(format!("{at} is not as in GPT-2's, so a text would have other ids"))
     })
 }
 
@@ -156,16 +188,12 @@ fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error>
             let kind = tokenizer.kind().name();
             Ok(FolderTokenizer::Other(format!("tokenizer.json is one of sparse24, for `{kind}`")))
         }
-        Err(Error::File { path, problem }) => {
-            let name = path.file_name().unwrap_or_default().display();
-            Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
-        }
-        Err(error) => Err(error),
+        Err(error) => other(error),
     }
 }
 
-/// The vocabulary and the merges of a `tokenizer.json`; null where it has none.
-fn tokens(mut file: Value) -> [Value; 2] {
+/// Takes out the vocabulary and the merges of a `tokenizer.json`; null where it has none.
+fn tokens(file: &mut Value) -> [Value; 2] {
     let mut part = |key| file.pointer_mut(key).map(Value::take).unwrap_or_default();
     [part("/model/vocab"), spaced(part("/model/merges"))]
 }
@@ -369,7 +397,7 @@ mod tests {
                 std::fs::write(folder.path().join(name), text).unwrap();
             };
             assert_eq!(found(), FolderTokenizer::Absent);
-            let (_, model) = model(kind);
+            let ((_, model), mut file) = (model(kind), Value::Null);
             let merges = spaced(model["merges"].clone());
             let lines: Vec<_> =
                 merges.as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -388,16 +416,42 @@ mod tests {
             // The one file counts where both are.
             for merges in [&model["merges"], &merges] {
                 let model = json!({ "vocab": model["vocab"], "merges": merges });
-                write("tokenizer.json", json!({ "model": model }).to_string());
+                let split = json!({ "type": "ByteLevel", "add_prefix_space": false });
+                let end = (kind == TokenizerKind::Gpt2).then(|| json!({ "content": END }));
+                let added = Vec::from_iter(end);
+                file = json!({ "model": model, "pre_tokenizer": split, "added_tokens": added });
+                write("tokenizer.json", file.to_string());
                 assert_eq!(found(), known);
             }
-            for (config, reason) in
-                [("[0]", "expected a map"), (r#"{"add_prefix_space":true}"#, "a space would come")]
-            {
-                write("tokenizer_config.json", config.to_owned());
+            for (at, value, reason) in [
+                (
+                    "added_tokens",
+                    json!([{ "id": 50_257, "content": "<|user|>" }]),
+                    "token \"<|user",
+                ),
+                ("normalizer", json!({ "type": "Lowercase" }), "/normalizer is not"),
+                ("pre_tokenizer", json!({ "type": "Whitespace" }), "/pre_tokenizer/type is not"),
+            ] {
+                let mut file = file.clone();
+                file[at] = value;
+                write("tokenizer.json", file.to_string());
                 is_other(reason);
             }
-            write("tokenizer_config.json", "{}".to_owned());
+            write("tokenizer.json", file.to_string());
+            let config = "tokenizer_config.json";
+            for (name, text, reason) in [
+                (config, "[0]", "tokenizer_config.json: invalid type: sequence, expected a map"),
+                (config, r#"{"add_prefix_space":true}"#, "a space would come"),
+                (config, r#"{"pad_token":{"content":"[PAD]"}}"#, "added token \"[PAD]\" is not"),
+                (config, r#"{"added_tokens_decoder":{"9":{"content":"+"}}}"#, "token \"+\" is"),
+                ("added_tokens.json", r#"{"<|a|>":50257}"#, "added_tokens.json: the added token"),
+                ("special_tokens_map.json", r#"{"eos_token":"</s>"}"#, "token \"</s>\" is not"),
+            ] {
+                write(name, text.to_owned());
+                is_other(reason);
+                write(name, "{}".to_owned());
+            }
+            assert_eq!(found(), known);
             let long = " ".repeat(LONGEST as usize) + &json!({ "model": model }).to_string();
             let unknown = r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#;
             for (other, reason) in

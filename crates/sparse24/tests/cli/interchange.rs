@@ -83,7 +83,7 @@ fn a_folders_own_tokenizer_is_not_replaced() {
         ("eval other --data text", "text: is text, which this model has no tokenizer for"),
         (
             &format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new"),
-            "hf: has a tokenizer that is not supported*/model/type*shards",
+            "hf: has a tokenizer that is not supported*/model/type*data.tokenizer=char",
         ),
         (
             "finetune --task cola --data hf --init-from hf --out new",
@@ -92,6 +92,14 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     ] {
         place.refuses(line, 3, pattern);
     }
+    // Its ids are read from shards that name no tokenizer.
+    fs::create_dir(place.path("ids")).unwrap();
+    for split in ["train", "val"] {
+        let ids = (0..=u16::from(u8::MAX)).flat_map(u16::to_le_bytes);
+        place.write(&format!("ids/{split}.bin"), ids.collect::<Vec<_>>());
+    }
+    place.answer("train --data ids --steps 2 --set backend.threads=1 --init-from hf --out ids-run");
+    assert!(!place.path("ids-run/tokenizer.json").exists());
     assert!(!place.answer("import hf named --tokenizer byte").contains("tokenizer"));
     fs::remove_file(place.path("hf/tokenizer.json")).unwrap();
     let remark = "tokenizer byte, assumed from the vocabulary of 256";

@@ -58,6 +58,13 @@ fn each_process_writes_a_file_of_its_own() {
     place.rewind("run", [12]);
     place.answer("resume run");
     assert_eq!(lengths("run"), [1 + 12, 2 + 8, 2 + 2]);
+    // A time after which there is none.
+    place.write("run/tensorboard/events.out.tfevents.18446744073709551615.1.x", "");
+    for _ in 0..2 {
+        place.rewind("run", [12]);
+        place.answer("resume run");
+    }
+    assert_eq!(place.tree("run/tensorboard").len(), 6);
 
     place.train("late", SAVED);
     place.rewind("late", [8, 10, 12]);

@@ -14,7 +14,7 @@ use std::{
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokenizers::{
     AddedToken, Model as _, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Trainer as _,
     models::wordpiece::{WordPiece as Model, WordPieceTrainer},
@@ -22,8 +22,8 @@ use tokenizers::{
     pre_tokenizers::bert::BertPreTokenizer,
 };
 
-use super::MOST_VALUES;
-use crate::{Error, disk, json, tensors::shards::check_inside};
+use super::{MOST_VALUES, added::config_beside};
+use crate::{Error, disk, json};
 
 /// The tokens that stand for no text: padding, a word that cannot be spelled, the starts of a
 /// sequence and of what follows a sentence, and the mask.
@@ -237,7 +237,8 @@ impl WordPiece {
 
     /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
     /// `tokenizer_config.json` beside the first must not contradict it; beside the second, it sets
-    /// the rules. Without it, text becomes lower case unless some piece has a capital letter.
+    /// the rules. Without it, text becomes lower case unless some piece has a capital letter. No
+    /// token may be added but those of [`SPECIAL`].
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
@@ -250,28 +251,16 @@ impl WordPiece {
         if !is_json(path) && lines > MOST_PIECES {
             return Err(refuse(format!("has {lines} pieces, expected at most {MOST_PIECES}")));
         }
-        let beside = disk::parent(path).join("tokenizer_config.json");
-        if beside.is_symlink() {
-            check_inside(&beside)?;
-        }
-        let config: Map<String, Value> = match disk::read_small(&beside, LARGEST) {
-            Ok(bytes) => json::parse(&bytes, json::VALUES)
-                .map_err(|problem| Error::file(&beside, problem))?,
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                Map::new()
-            }
-            Err(error) => return Err(error),
-        };
-        let config = Value::Object(config);
         let vocabulary = if is_json(path) {
             let json = json::parse(&bytes, MOST_VALUES).map_err(refuse)?;
             drop(bytes);
             let vocabulary = of_json(&json).map_err(refuse)?;
-            agree(&vocabulary, &config).map_err(refuse)?;
+            agree(&vocabulary, &config_beside(path, &json, &SPECIAL)?).map_err(refuse)?;
             vocabulary
         } else {
             let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
-            of_lines(text.lines().map(|line| line.trim_end().to_owned()).collect(), &config)
+            let pieces = text.lines().map(|line| line.trim_end().to_owned()).collect();
+            of_lines(pieces, &config_beside(path, &Value::Null, &SPECIAL)?)
         };
         let advice = "not a WordPiece vocabulary";
         vocabulary.try_into().map_err(|problem: String| refuse(format!("{advice}: {problem}")))
@@ -352,12 +341,6 @@ fn of_json(json: &Value) -> Result<Vocabulary, String> {
         let count = ids.len();
         *place.ok_or_else(|| format!("{piece:?}: expected an id below {count}, found {id}"))? =
             piece.clone();
-    }
-    for token in json["added_tokens"].as_array().into_iter().flatten() {
-        let content = token["content"].as_str().unwrap_or_default();
-        if ids.get(content) != Some(&token["id"]) {
-            return Err(format!("the added token {content:?} is not in the vocabulary"));
-        }
     }
     let strip_accents = rule("strip_accents").unwrap_or(lowercase);
     let split_ideographs = rule("handle_chinese_chars").unwrap_or(true);
@@ -472,12 +455,17 @@ mod tests {
             (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case is false here"),
             (json!([0]), "expected a map"),
             (json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), ""),
+            (json!({ "pad_token": "[PAD]", "mask_token": { "content": "[MASK]" } }), ""),
+            (json!({ "added_tokens_decoder": { "5": { "content": "A" } } }), "token \"A\" is not"),
         ] {
             fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
             let found = read("tokenizer.json", good.to_string())
                 .map_or_else(|e| e.to_string(), |_| String::new());
             assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{found}");
         }
+        good["added_tokens"] = json!([{ "id": 1, "content": "[UNK]" }, { "content": "A" }]);
+        let error = read("a.json", good.to_string()).unwrap_err().to_string();
+        assert!(error.contains("a.json: the added token \"A\" is not supported"), "{error}");
         good["model"]["vocab"]["A"] = 7.into();
         let error = read("a.json", good.to_string()).unwrap_err().to_string();
         assert!(error.contains("\"A\": expected an id below 6, found 7"), "{error}");

@@ -1,0 +1,64 @@
+//! The tokens that Hugging Face's library splits off from a text before it encodes the rest: those
+//! that are added to a vocabulary, and those with a role.
+
+use std::{io::ErrorKind, path::Path};
+
+use serde_json::{Map, Value};
+
+use crate::{Error, disk, json, tensors::shards::check_inside};
+
+/// Bytes of the largest file that is read.
+const LARGEST: u64 = 4 << 20;
+
+/// Returns the `tokenizer_config.json` beside the file of a tokenizer, or an empty object, after a
+/// check that no token but `known` ones is added there, in `own` (the contents of the file if it is
+/// a `tokenizer.json`) or in the other files beside it.
+///
+/// # Errors
+/// [`Error::File`] names the first such token; also for a damaged file and a link out of the
+/// folder. [`Error::Io`].
+pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<Value, Error> {
+    let check = |path: &Path, file: &Value| {
+        let found = added(file).into_iter().find(|token| !known.contains(token));
+        let problem = "is not supported: a text that spells it would have other ids";
+        found.map_or(Ok(()), |token| {
+            Err(Error::file(path, format!("the added token {token:?} {problem}")))
+        })
+    };
+    let read = |name: &str| {
+        let path = disk::parent(path).join(name);
+        if path.is_symlink() {
+            check_inside(&path)?;
+        }
+        let file: Map<String, Value> = match disk::read_small(&path, LARGEST) {
+            Ok(bytes) => {
+                json::parse(&bytes, json::VALUES).map_err(|problem| Error::file(&path, problem))?
+            }
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Map::new(),
+            Err(error) => return Err(error),
+        };
+        let is_list = name == "added_tokens.json";
+        let tokens = || Map::from_iter([(ADDED[0].to_owned(), file.keys().cloned().collect())]);
+        let file = Value::Object(if is_list { tokens() } else { file });
+        check(&path, &file).map(|()| file)
+    };
+    check(path, own)?;
+    read("special_tokens_map.json")?;
+    read("added_tokens.json")?;
+    read("tokenizer_config.json")
+}
+
+/// The keys of several tokens, in a list or an object.
+const ADDED: [&str; 4] =
+    ["added_tokens", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"];
+
+/// The tokens of a file, which are strings or objects.
+fn added(file: &Value) -> Vec<&str> {
+    let tokens = file.as_object().into_iter().flatten().flat_map(|(key, value)| match value {
+        Value::Array(tokens) if ADDED.contains(&&**key) => tokens.iter().collect(),
+        Value::Object(tokens) if ADDED.contains(&&**key) => tokens.values().collect(),
+        token if key.ends_with("_token") => vec![token],
+        _ => Vec::new(),
+    });
+    tokens.filter_map(|token| token.as_str().or_else(|| token["content"].as_str())).collect()
+}
