@@ -88,7 +88,7 @@ fn nothing_is_drawn_without_logits_or_at_no_temperature() {
 }
 
 #[test]
-fn an_infinite_logit_is_certain_and_minus_infinity_is_never_drawn() {
+fn hostile_logits_are_ordered() {
     const INF: f32 = f32::INFINITY;
     for (temperature, logits, expected) in [
         (1.0, [0.0, INF, 1.0, INF], 1),
@@ -96,6 +96,7 @@ fn an_infinite_logit_is_certain_and_minus_infinity_is_never_drawn() {
         (1.0, [-INF, -INF, 1.0, -INF], 2),
         (INF, [-INF, -INF, 1.0, -INF], 2),
         (1.0, [-INF; 4], 0),
+        (0.0, [-1.0, -0.0, 0.0, -INF], 1),
     ] {
         let sampler = Sampler { temperature, top_k: 3, seed: 0 };
         let are_all = (0..64).all(|position| sampler.draw(&logits, position) == expected);
