@@ -275,7 +275,7 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
         if !disk::is_same_place(found, wanted) {
             let problem = format!(
                 "is a run with {key} = {found:?}, expected {wanted:?}; name the same place, or, \
-                 if the data were moved, change {key} in its config.toml"
+                 if it was moved, change {key} in its config.toml"
             );
             return Err(Error::file(run, problem));
         }

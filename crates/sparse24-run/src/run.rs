@@ -53,7 +53,7 @@ pub use components::{
     open_data_with, run_config,
 };
 pub use directory::{Lock, REPORT, RunDirectory, lock};
-pub use identity::{of_data, of_same_data};
+pub use identity::{covers, of_data, of_same_data};
 pub use imported::save_imported;
 pub use log::{Log, timestamp};
 pub use metrics::{Cut, Instruments, LayerInstruments, MetricsLog, Salvage, StepMetrics};

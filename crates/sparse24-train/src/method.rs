@@ -146,7 +146,7 @@ pub enum GradientOperand {
     Mvue(Estimator),
 }
 
-/// Last steps of phases that ended by a criterion so far, by index.
+/// Last steps, by index, of phases that ended by a criterion or before Adam's variance was frozen.
 pub type Ends = BTreeMap<usize, u32>;
 
 impl Phase {
@@ -259,12 +259,12 @@ impl Method {
         self.phases.iter().any(|phase| matches!(phase.wgrad, GradientOperand::Mvue(_)))
     }
 
-    /// Whether longer runs keep a phase's end: it watches Adam's variance, or the next freezes it.
+    /// Whether longer runs may keep a phase's end: it watches Adam's variance, or v freezes later.
     #[must_use]
     pub fn keeps_end(&self, phase: usize) -> bool {
-        let variants = self.phases.iter().skip(phase).map(|phase| phase.optimizer).take(2);
-        variants.eq([AdamVariant::Standard, AdamVariant::FrozenVariance])
-            || self.phases.get(phase).is_some_and(Phase::watches)
+        let is_frozen = |of: &Phase| of.optimizer == AdamVariant::FrozenVariance;
+        let thaws = |of: &Phase| !is_frozen(of) && self.phases[phase..].iter().any(is_frozen);
+        self.phases.get(phase).is_some_and(|of| of.watches() || thaws(of))
     }
 
     /// Whether any phase watches Adam's variance.

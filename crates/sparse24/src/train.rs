@@ -18,7 +18,7 @@ use sparse24_run::{
     interchange::Format,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Resume, Run, RunDirectory,
-        StepMetrics, Summary, facts, has_begun, open_data, open_data_with, run_config,
+        StepMetrics, Summary, covers, facts, has_begun, open_data, open_data_with, run_config,
     },
 };
 use sparse24_train::model::ModelSpec;
@@ -99,32 +99,24 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         Some(out) if has_begun(out)? => Some((out, run_config(out)?)),
         _ => None,
     };
-    let read = args.init_from.as_deref().map(|path| match path.to_str() {
-        Some("resume") if !path.exists() => {
-            let problem = "resume: does not exist; to continue a run, use `sparse24 resume RUN`";
-            Err(Failure::new(Exit::Input, problem))
-        }
-        _ => Initial::read(path),
-    });
-    let read = read.transpose();
-    let (mut initial, given) = match (read, &there) {
+    let (mut initial, mut given) = (None, Vec::new());
+    match (args.init_from.as_deref(), &there) {
+        (None, _) => {}
         // The run has its weights, and its shape.
-        (Err(_), Some((_, there))) => {
-            let mut given = dotted(table_of(there));
-            given.retain(|key, _| key.starts_with("model.") || key.starts_with("data."));
-            let given = given.into_iter().map(|(key, value)| format!("{key}={value}"));
-            (None, given.collect())
+        (_, Some((_, there))) => {
+            let mut settings = dotted(table_of(there));
+            settings.retain(|key, _| key.starts_with("model.") || key.starts_with("data."));
+            given.extend(settings.into_iter().map(|(key, value)| format!("{key}={value}")));
         }
-        (read, _) => {
-            let initial = read?;
-            let given = initial.as_ref().map(Initial::settings).unwrap_or_default();
-            (initial, given)
+        (Some(path), None) if path.as_os_str() == "resume" && !path.exists() => {
+            let problem = "resume: does not exist; to continue a run, use `sparse24 resume RUN`";
+            return Err(Failure::new(Exit::Input, problem));
         }
-    };
+        (Some(path), None) => given = initial.insert(Initial::read(path)?).settings(),
+    }
     let mut config = args.configure.resolve_over(&given)?;
     let searches = set_lambda(args, &mut config)?;
     if let Some((out, there)) = there {
-        drop(initial);
         let settings = changed_settings(args, config, &there, out)?;
         let how = Resume { settings, keeps_data: true, ..Resume::default() };
         return resume(out, &how, &args.reporting, member);
@@ -180,7 +172,10 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         let run = run.map_err(|error| match has_begun(&out) {
             Ok(true) if args.resume_or_start => {
                 let path = out.display();
-                let problem = format!("{path}: another process has started this run meanwhile");
+                let problem = format!(
+                    "{path}: another process has started this run meanwhile ({error}); run the \
+                     command again once it has ended"
+                );
                 Failure::new(Exit::Io, problem)
             }
             _ => error.into(),
@@ -232,9 +227,9 @@ fn changed_settings(
         }
     }
     let [asked, there] = [&config, run].map(|config| dotted(table_of(config)));
+    let is_named = |key: &str| keys.iter().any(|name| covers(name, key));
     // A run keeps its preset.
-    let is_changed =
-        |key: &&str| *key != "preset" && keys.contains(*key) && asked[*key] != there[*key];
+    let is_changed = |key: &&str| *key != "preset" && is_named(key) && asked[*key] != there[*key];
     let changed = NEUTRAL.into_iter().filter(is_changed);
     Ok(changed.map(|key| format!("{key}={}", asked[key])).collect())
 }

@@ -284,7 +284,7 @@ impl Initial {
                     return Err(self.refuse(&format!("{other}, so its ids are not known")));
                 }
                 let advice = "it cannot read text; name a folder with its token ids in train.bin \
-                              and val.bin, without a tokenizer.json, and set data.tokenizer=char";
+                              and val.bin, without a tokenizer.json, with data.tokenizer=char";
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
             if matches!(self.spec, ModelSpec::Bert(_)) {

@@ -208,10 +208,12 @@ impl Shard {
         let Some((at, id)) = (start..).zip(&mut ids).find(|&(_, id)| id >= vocabulary) else {
             return Ok(());
         };
-        let advice = match self.origin {
-            None if vocabulary == 256 => {
-                "; if these are GPT-2's tokens, set data.tokenizer=gpt2, otherwise =char"
+        let advice = match (self.origin, id) {
+            (None, ..50257) if vocabulary == 256 => {
+                "; if these are GPT-2's tokens, set data.tokenizer=gpt2; otherwise, set \
+                 data.tokenizer=char"
             }
+            (None, _) if vocabulary == 256 => "; set data.tokenizer=char",
             _ => "",
         };
         let problem =

@@ -51,17 +51,22 @@ fn is_whole(bytes: &[u8]) -> bool {
     last([0xff, 0xd9]) > last([0xff, 0xda])
 }
 
-/// Whether the decoder may keep the coefficients of all of a JPEG: it is progressive, or a scan
-/// lacks a component. Bytes that only look like a marker count too, but data of a scan never do.
-fn keeps_coefficients(bytes: &[u8]) -> bool {
-    // The components of each frame and scan, also of a thumbnail.
-    let mut counts = bytes.windows(10).filter_map(|at| match *at {
-        [0xff, 0xc2, ..] => Some(0),
-        [0xff, 0xc0 | 0xc1, .., count] | [0xff, 0xda, _, _, count, ..] => Some(count),
-        _ => None,
-    });
-    let first = counts.next().unwrap_or(0);
-    first == 0 || counts.any(|count| count != first)
+/// Bytes per pixel of the coefficients that the decoder keeps of a JPEG that is progressive, or has
+/// a scan that lacks a component: two for each component. Bytes that only look like a marker count
+/// too, as do those of a thumbnail or a second image, but data of a scan never do.
+fn coefficients(bytes: &[u8]) -> u64 {
+    let (mut is_progressive, mut scanned, mut most) = (false, u8::MAX, 0);
+    for at in bytes.windows(10) {
+        match *at {
+            [0xff, 0xc0..=0xc2, .., count] => {
+                is_progressive |= at[1] == 0xc2;
+                most = count.max(most);
+            }
+            [0xff, 0xda, _, _, count, ..] => scanned = count.min(scanned),
+            _ => {}
+        }
+    }
+    if is_progressive || scanned < most { 2 * u64::from(most.min(4)) } else { 0 }
 }
 
 /// Most bytes that are held while a JPEG of this many pixels is decoded.
@@ -69,9 +74,7 @@ fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
     let each_pixel = match is_grey {
         // The grey image, and the coefficients or the red, green and blue that it becomes.
         true => 1 + 3,
-        // Up to four components, of two bytes a coefficient.
-        false if keeps_coefficients(bytes) => 3 + 4 * 2,
-        false => 3,
+        false => 3 + coefficients(bytes),
     };
     // The decoder copies the file, its metadata from there, and joins the parts of these.
     4 * bytes.len() as u64 + each_pixel * pixels

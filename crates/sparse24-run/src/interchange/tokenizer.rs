@@ -59,8 +59,8 @@ pub enum FolderTokenizer {
 /// the dictionary in `vocab-src.json` and `vocab-tgt.json`.
 ///
 /// # Errors
-/// [`Error::File`] for a link out of the folder, and for more pieces than the model has ids, or for
-/// another number of a Transformer; [`Error::Io`].
+/// [`Error::File`] for a tokenizer behind a link out of the folder, and for more pieces than the
+/// model has ids, or for another number of a Transformer; [`Error::Io`].
 pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
     let read = |name: &str| {
         let path = folder.join(name);

@@ -242,7 +242,8 @@ pub(super) fn check(
     )))
 }
 
-/// Whether a name is this key or its section.
-fn covers(name: &str, key: &str) -> bool {
+/// Whether a name is this key of a configuration or a section that holds it.
+#[must_use]
+pub fn covers(name: &str, key: &str) -> bool {
     key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -78,20 +78,23 @@ impl Model {
                 "is not a run directory; only a run has a best checkpoint",
             ));
         }
-        let confined = confine(run)?;
-        let metrics = MetricsLog::read(&run.join(METRICS))?;
-        let Some((loss, step)) = best(&metrics, run)? else {
-            return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
-        };
-        match checkpoint::named(&run.join(CHECKPOINTS), step) {
-            Some(from) => Self::located((run.to_owned(), confined, from)),
-            None => Err(Error::file(
-                run,
-                format!(
+        loop {
+            let confined = confine(run)?;
+            let metrics = MetricsLog::read(&run.join(METRICS))?;
+            let Some((loss, step)) = best(&metrics, run)? else {
+                return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
+            };
+            let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
+                let problem = format!(
                     "has no checkpoint of step {step}, whose validation loss {loss:.4} is its \
-                        lowest; set run.keep_best = true to keep such checkpoints"
-                ),
-            )),
+                     lowest; set run.keep_best = true to keep such checkpoints"
+                );
+                return Err(Error::file(run, problem));
+            };
+            match Self::located((run.to_owned(), confined, from.clone())) {
+                Err(_) if !disk::exists(&from) => {}
+                read => return read,
+            }
         }
     }
 

@@ -15,12 +15,12 @@ use super::{
 };
 use crate::{
     Error,
-    checkpoint::{self, PhaseEnd, Retention, State},
+    checkpoint::{self, Retention, State},
     config::Config,
     disk,
 };
 use sparse24_train::{
-    method::{Method, PhaseKind},
+    method::{Ends, Method, PhaseKind},
     optim::AdamVariant,
     trainer::{Recipe, Trainer},
 };
@@ -125,11 +125,12 @@ pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result
 }
 
 /// A notice if a changed number of steps makes a resumed run sparse again.
-pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
-    let (ends, next, Recipe { method, steps, .. }) = (ends(saved), saved.step + 1, recipe);
-    let phase = |method: &Method, steps: u32| method.phase_at(next.min(steps), steps, &ends);
-    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps));
-    let was_dense = before.phases[phase(&before, saved.total_steps)].kind() == PhaseKind::Dense;
+pub(super) fn sparse_again(saved: &State, recipe: &Recipe, kept: &Ends) -> Option<String> {
+    let (next, Recipe { method, steps, .. }) = (saved.step + 1, recipe);
+    let phase = |of: &Method, steps: u32, ends: &Ends| of.phase_at(next.min(steps), steps, ends);
+    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps, kept));
+    let was = phase(&before, saved.total_steps, &ends(saved));
+    let was_dense = before.phases[was].kind() == PhaseKind::Dense;
     let moves = saved.total_steps != *steps
         && next <= *steps
         && was_dense
@@ -137,22 +138,35 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe) -> Option<String> {
     moves.then(|| {
         format!(
             "sparse training continues until step {}: phases end at shares of the steps",
-            method.last_step(now, *steps, &ends)
+            method.last_step(now, *steps, kept)
         )
     })
 }
 
-/// The end of the phase of a checkpoint, if another method or number of steps freezes Adam's
-/// variance from there on.
-pub(super) fn frozen_from_here(saved: &State, recipe: &Recipe) -> Option<PhaseEnd> {
-    let (ends, before) = (ends(saved), identity::method(saved).ok()?);
-    let was = before.phase_at(saved.step, saved.total_steps, &ends);
-    let now = recipe.method.phase_at(saved.step + 1, recipe.steps, &ends);
-    let phase = now.checked_sub(1).filter(|phase| !ends.contains_key(phase))?;
-    let is_frozen = [before.phases[was], recipe.method.phases[now]]
-        .map(|phase| phase.optimizer == AdamVariant::FrozenVariance);
-    let freezes = is_frozen == [false, true] && recipe.method.keeps_end(phase) && saved.step > 0;
-    freezes.then_some(PhaseEnd { phase: phase as u32, step: saved.step })
+/// The ends of phases that hold in a resumed run: those that its checkpoint records, but of the
+/// phases that end at shares only if no phase was changed; and, if Adam's variance is frozen, that
+/// of the last step that changed it.
+pub(super) fn kept_ends(saved: &State, recipe: &Recipe, has_same_phases: bool) -> Ends {
+    let (recorded, Recipe { method, steps, .. }) = (ends(saved), recipe);
+    let mut kept = recorded.clone();
+    kept.retain(|&phase, _| {
+        method.keeps_end(phase) && (has_same_phases || method.phases[phase].watches())
+    });
+    // The phase that changed the variance last, if it is frozen in a step.
+    let changed_last = |of: &Method, step: u32, steps: u32, ends: &Ends| {
+        let is_frozen = |phase: usize| of.phases[phase].optimizer == AdamVariant::FrozenVariance;
+        let phase = Some(of.phase_at(step, steps, ends)).filter(|&phase| is_frozen(phase))?;
+        (0..phase).rev().find(|&phase| !is_frozen(phase) && of.has_steps(phase, steps, ends))
+    };
+    if let Ok(before) = identity::method(saved)
+        && saved.step > 0
+        && let Some(phase) = changed_last(method, saved.step + 1, *steps, &kept)
+    {
+        let frozen = changed_last(&before, saved.step, saved.total_steps, &recorded);
+        let end = |phase| before.last_step(phase, saved.total_steps, &recorded);
+        kept.entry(phase).or_insert(frozen.map_or(saved.step, end));
+    }
+    kept
 }
 
 /// The settings of the learning rate, besides the number of steps.

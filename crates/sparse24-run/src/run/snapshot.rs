@@ -24,9 +24,8 @@ const AVERAGE: &str = "ema.";
 const VARIANCE_CHANGES: &str = "variance_changes";
 
 /// The ends of phases as a state records them.
-fn phase_ends(progress: &Progress) -> Vec<PhaseEnd> {
-    let end = |(&phase, &step): (&usize, &u32)| PhaseEnd { phase: phase as u32, step };
-    progress.ends.iter().map(end).collect()
+pub(super) fn phase_ends(ends: &Ends) -> Vec<PhaseEnd> {
+    ends.iter().map(|(&phase, &step)| PhaseEnd { phase: phase as u32, step }).collect()
 }
 
 /// The ends of phases that a state records.
@@ -80,7 +79,7 @@ pub(super) fn position(trainer: &Trainer) -> State {
         seed: recipe.seed,
         tokens_seen: recipe.tokens_before(step + 1),
         skipped_steps: 0,
-        phase_ends: phase_ends(progress),
+        phase_ends: phase_ends(&progress.ends),
         plan: trainer.backend().plans(),
         config: BTreeMap::new(),
         dataset: no_dataset(),

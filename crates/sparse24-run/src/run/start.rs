@@ -9,15 +9,15 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
-    identity::{self, DATA, identity},
+    identity::{self, DATA, covers, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
     metrics::best,
     plans,
     provenance::fingerprint,
     ranks::set_up,
-    saving::{check_space, former_ends, frozen_from_here, raised_rate, sparse_again},
-    snapshot::{position, restore, snapshot},
+    saving::{check_space, former_ends, kept_ends, raised_rate, sparse_again},
+    snapshot::{phase_ends, position, restore, snapshot},
     training::is_due,
 };
 use crate::{
@@ -58,7 +58,7 @@ pub struct Resume {
     pub allow: Vec<String>,
     /// Settings that change from here on, each `key=value`; they are allowed.
     pub settings: Vec<String>,
-    /// Whether other data behind a new `data.path` are refused nevertheless.
+    /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
 }
 
@@ -313,9 +313,12 @@ impl Run {
                 let command = |more: &str| how.command(directory.path(), more);
                 let accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
                 differs = accepted.iter().any(|(key, _)| asked.contains(key));
+                let of_phases = ["method.name", "method.phases"];
+                let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
                 trainer = begin()?;
-                notices.extend(sparse_again(&checkpoint.state, trainer.recipe()));
+                let kept = kept_ends(&checkpoint.state, trainer.recipe(), is_kept);
+                notices.extend(sparse_again(&checkpoint.state, trainer.recipe(), &kept));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }
@@ -331,8 +334,7 @@ impl Run {
                 {
                     checkpoint.masks.clear();
                 }
-                let end = frozen_from_here(&checkpoint.state, trainer.recipe());
-                checkpoint.state.phase_ends.extend(end);
+                checkpoint.state.phase_ends = phase_ends(&kept);
                 restore(&mut trainer, checkpoint)?;
                 checkpoint::set_aside_after(&directory.checkpoints(), trainer.step())?;
                 saved = Some(trainer.step());
@@ -398,7 +400,8 @@ impl Run {
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
         if cut.lost.count > 0 {
-            notices.push(format!("metrics.jsonl has lost steps {}", cut.lost.list));
+            let steps = if cut.lost.count == 1 { "step" } else { "steps" };
+            notices.push(format!("metrics.jsonl has lost {steps} {}", cut.lost.list));
         }
         let of_last = cut.last.iter().filter(|last| last.step == step);
         notices.extend(of_last.filter_map(|last| raised_rate(last, &changed, trainer.recipe())));
@@ -411,8 +414,12 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
-        let has_changed = !changed.is_empty();
-        let is_unchanged = config.steps == step && !has_changed && how.allow.is_empty();
+        let mut named = how.settings.clone();
+        named.retain(|setting| {
+            let name = setting.split('=').next().unwrap_or_default().trim();
+            changed.keys().any(|key| covers(name, key))
+        });
+        let is_unchanged = config.steps == step && changed.is_empty() && how.allow.is_empty();
         if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
             let problem = format!("is finished, so other settings need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
@@ -439,9 +446,9 @@ impl Run {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
-        if has_changed {
+        if !named.is_empty() {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
-            notices.push(format!("from here on with {}", how.settings.join(", ")));
+            notices.push(format!("from here on with {}", named.join(", ")));
         }
         let mut log = Log::open(&directory.log())?;
         for notice in &notices {

@@ -22,10 +22,8 @@ impl Variances {
         parameters: &Parameters,
         method: &Method,
     ) -> Result<Self, Error> {
-        if !method.watches_variance() {
-            return Ok(Self(Vec::new()));
-        }
-        Ok(Self(parameters.beside(backend, "second moment before", Region::Moments)?))
+        let mut before = || parameters.beside(backend, "second moment before", Region::Moments);
+        Ok(Self(if method.watches_variance() { before()? } else { Vec::new() }))
     }
 
     /// Copies the present second moments.
@@ -58,16 +56,18 @@ fn watched(parameter: &Parameter) -> Tensor {
 }
 
 impl Trainer {
-    /// Ends the phase of the step done last if the variance has settled, or at an end that is kept.
+    /// Ends the phase of the step done last if the variance has settled, or if the next freezes it.
     pub(super) fn settle(&mut self, phase: usize) {
         let (step, Recipe { method, steps, optimizer, .. }) = (self.progress.step, &self.recipe);
-        let mut is_over = method.keeps_end(phase) && step >= method.phases[phase].last_step(*steps);
+        let next = method.phases[self.phase_index(step + 1)].optimizer;
+        let mut is_over = next == AdamVariant::FrozenVariance && method.keeps_end(phase);
         let changes = &mut self.progress.variance_changes;
         if let Until::VarianceSettled { earliest, .. } = method.phases[phase].until {
             let Adam { beta2, epsilon, .. } =
                 optimizer.rule.adam().expect("Recipe::check wants it");
             changes.drain(..changes.len().saturating_sub(settling_window(beta2)));
-            is_over |= step >= earliest.of(*steps) && has_settled(changes, beta2, epsilon);
+            is_over |= step >= method.phases[phase].last_step(*steps)
+                || step >= earliest.of(*steps) && has_settled(changes, beta2, epsilon);
         }
         if is_over {
             changes.clear();

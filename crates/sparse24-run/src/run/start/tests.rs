@@ -9,7 +9,7 @@ use std::{
 
 use super::*;
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, PhaseEnd},
     config::{NEUTRAL, dotted, table_of},
     disk::fault::{self, Fault, Plan},
     error::problem,
@@ -61,6 +61,44 @@ fn a_loop_of_ones_own_continues_with_the_same_bits() {
     }
     assert_eq!(resumed.step(), 2);
     assert!(whole.parameter_states().unwrap() == resumed.parameter_states().unwrap());
+}
+
+#[test]
+fn the_ends_of_phases_are_kept_or_found() {
+    let with = |phases: &str, steps: u32| {
+        let settings = [format!("method.phases=[{phases}]"), format!("steps={steps}")];
+        tiny("ste-row-wise").with_settings(&settings).unwrap()
+    };
+    let (quarter, half) = (r#""dense:1/4","frozen""#, r#""dense:1/2","frozen""#);
+    let (empty, thawed) =
+        (r#""dense:1/4","sparse:1/4","frozen""#, r#""dense:1/16","frozen:1/8","frozen""#);
+    let data = dataset();
+    for (what, was, step, recorded, now, is_same, expected) in [
+        ("recorded", quarter, 6, Some(4), quarter, true, &[(0, 4)][..]),
+        (
+            "by an earlier version, which recorded none",
+            quarter,
+            6,
+            None,
+            quarter,
+            true,
+            &[(0, 4)][..],
+        ),
+        ("a phase without a step follows", empty, 6, Some(4), empty, true, &[(0, 4), (1, 4)]),
+        ("of another share", quarter, 6, Some(4), half, false, &[]),
+        ("frozen from here on", r#""dense""#, 3, None, thawed, false, &[(0, 3)][..]),
+        ("not frozen", quarter, 3, None, half, false, &[]),
+        ("at the start", quarter, 0, None, quarter, true, &[]),
+    ] {
+        let trainer = new_trainer(&with(was, 16), data.vocabulary() as usize).unwrap();
+        let mut state = identity(&with(was, 16), &data, position(&trainer));
+        state.step = step;
+        state.phase_ends = recorded.iter().map(|&step| PhaseEnd { phase: 0, step }).collect();
+        // In the longer run, a quarter would end after step 5 and a half after 10.
+        let recipe = with(now, 20).recipe(data.vocabulary() as usize).unwrap();
+        let kept = kept_ends(&state, &recipe, is_same);
+        assert_eq!(kept, expected.iter().copied().collect(), "{what}");
+    }
 }
 
 /// Lets the Nth file operation fail, then the next, until none is left to fail; gives how many
