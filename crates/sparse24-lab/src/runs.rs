@@ -274,8 +274,8 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
     for (key, found, wanted) in rows {
         if !disk::is_same_place(found, wanted) {
             let problem = format!(
-                "is a run with {key} = {found:?}, expected {wanted:?}; name the same place, or, \
-                 if it was moved, change {key} in its config.toml"
+                "is a run with {key} = {found:?}, expected {wanted:?}; pass the same path, or, \
+                 if the files were moved, change {key} in the run's config.toml"
             );
             return Err(Error::file(run, problem));
         }

@@ -494,7 +494,7 @@ pub fn leads_to(path: &Path, _: &File) -> Result<bool, Error> {
     Ok(exists(path))
 }
 
-/// Whether two names, which may be relative or lead through links, are of one place.
+/// Whether two paths, which may be relative or contain links, refer to the same place.
 #[must_use]
 pub fn is_same_place(a: &str, b: &str) -> bool {
     let absolute = |name| std::path::absolute(name).unwrap_or_default();

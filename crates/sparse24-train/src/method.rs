@@ -146,7 +146,7 @@ pub enum GradientOperand {
     Mvue(Estimator),
 }
 
-/// Last steps, by index, of phases that ended by a criterion or before Adam's variance was frozen.
+/// Last step, by index, of each phase that ended by a criterion or directly before v was frozen.
 pub type Ends = BTreeMap<usize, u32>;
 
 impl Phase {
@@ -259,7 +259,7 @@ impl Method {
         self.phases.iter().any(|phase| matches!(phase.wgrad, GradientOperand::Mvue(_)))
     }
 
-    /// Whether longer runs may keep a phase's end: it watches Adam's variance, or v freezes later.
+    /// Whether a longer run may keep the phase's end: it watches v, or updates v before a freeze.
     #[must_use]
     pub fn keeps_end(&self, phase: usize) -> bool {
         let is_frozen = |of: &Phase| of.optimizer == AdamVariant::FrozenVariance;

@@ -102,7 +102,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     let (mut initial, mut given) = (None, Vec::new());
     match (args.init_from.as_deref(), &there) {
         (None, _) => {}
-        // The run has its weights, and its shape.
+        // The run already has weights; its own settings replace the initial model's.
         (_, Some((_, there))) => {
             let mut settings = dotted(table_of(there));
             settings.retain(|key, _| key.starts_with("model.") || key.starts_with("data."));
@@ -173,8 +173,8 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
             Ok(true) if args.resume_or_start => {
                 let path = out.display();
                 let problem = format!(
-                    "{path}: another process has started this run meanwhile ({error}); run the \
-                     command again once it has ended"
+                    "{path}: another process has started this run in the meantime ({error}); \
+                     run the command again once that process has ended"
                 );
                 Failure::new(Exit::Io, problem)
             }
@@ -185,8 +185,8 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     })
 }
 
-/// The settings, each `key=value`, in which the command line differs from a run. Those that decide
-/// bits are refused.
+/// Returns the settings, each `key=value`, that the command line changes in a run. Refuses changes
+/// to settings that affect bits.
 fn changed_settings(
     args: &Args,
     mut config: Config,
@@ -196,12 +196,12 @@ fn changed_settings(
     let keys = args.configure.keys()?;
     let (asked, mut there) = (config.decisive(), run.decisive());
     let of_another_method = asked.get("method.name") != there.get("method.name");
-    // These may be chosen at the start.
+    // The first start may have chosen these itself.
     for (key, is_chosen) in [
         ("batch.replicas", !asked.contains_key("batch.replicas")),
         // Another method has a lambda of its own.
         ("method.lambda", args.lambda.as_deref() == Some("auto") || of_another_method),
-        // Prepared data name theirs.
+        // Prepared data name their own tokenizer, so a default is not compared.
         ("data.tokenizer", !keys.contains("data.tokenizer")),
     ] {
         if is_chosen {
@@ -234,7 +234,7 @@ fn changed_settings(
     Ok(changed.map(|key| format!("{key}={}", asked[key])).collect())
 }
 
-/// Sets the lambda of `--lambda`; whether that asks for a search instead.
+/// Sets lambda if `--lambda` is a number. Returns whether it asks for a search instead.
 fn set_lambda(args: &Args, config: &mut Config) -> Result<bool, Failure> {
     let refuse = |problem: String| Err(Failure::new(Exit::Usage, problem));
     let asked = args.lambda.as_deref();
@@ -367,8 +367,8 @@ pub(crate) fn finish(
     }
 }
 
-/// Keeps a report that shows metrics which the run has lost; whether it is to stay in its place,
-/// since no step remains to be reported. One that was made since says how many are missing.
+/// Keeps a report that shows metrics the run has lost, unless it was made after the loss (it then
+/// counts the missing steps). Returns whether it stays in place because no step is left to report.
 fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
     let missing = report::missing(run.lost_metrics() as usize);
     let is_since = |page: Vec<u8>| String::from_utf8_lossy(&page).contains(&missing);

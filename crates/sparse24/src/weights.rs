@@ -283,8 +283,8 @@ impl Initial {
                 if matches!(self.spec, ModelSpec::Transformer(_)) {
                     return Err(self.refuse(&format!("{other}, so its ids are not known")));
                 }
-                let advice = "it cannot read text; name a folder with its token ids in train.bin \
-                              and val.bin, without a tokenizer.json, with data.tokenizer=char";
+                let advice = "the model cannot read text; set data.path to a folder of token ids \
+                              (train.bin and val.bin, no tokenizer.json) and data.tokenizer=char";
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
             if matches!(self.spec, ModelSpec::Bert(_)) {

@@ -25,7 +25,7 @@ use crate::{
     runs::tokens_of,
 };
 
-/// How a report begins to say that it lacks the metrics of this many steps.
+/// Start of a report's message that the metrics of this many steps are missing.
 #[must_use]
 pub fn missing(steps: usize) -> String {
     format!("metrics.jsonl: {} before step", counted(steps, "step"))

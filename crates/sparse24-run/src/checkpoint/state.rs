@@ -91,7 +91,7 @@ pub struct State {
     pub tokens_seen: u64,
     /// Steps without an update, because a loss or gradient was not finite.
     pub skipped_steps: u32,
-    /// Phases that ended by a criterion, or before Adam's variance was frozen, by ascending index.
+    /// Phases that ended by a criterion or directly before v was frozen, by ascending index.
     pub phase_ends: Vec<PhaseEnd>,
     /// Timed choices, which a resume replays; empty on the CPU.
     pub plan: BTreeMap<String, String>,
@@ -103,7 +103,7 @@ pub struct State {
     pub tokenizer: Fingerprint,
 }
 
-/// The end of a phase, which stays if the run becomes longer.
+/// The end of a phase, fixed even if the run is extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseEnd {

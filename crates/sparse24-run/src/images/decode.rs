@@ -19,15 +19,16 @@ const MOST_BYTES: u64 = 256 << 20;
 /// Most bytes that are held at a time, besides tables and a few rows of pixels.
 const MOST_HELD: u64 = 576 << 20;
 
-/// Most bytes that one byte of a file stands for, beyond 32 MiB: as many as in the PNG that
+/// Most bytes that one byte of a file stands for, beyond [`HARMLESS`]: as many as in the PNG that
 /// deflates best, so that a lying header costs little.
 const SPREAD: u64 = 1032;
+/// Bytes that any file may take.
 const HARMLESS: u64 = 32 << 20;
 
 /// Most pixels of a side.
 const LONGEST: u32 = 1 << 15;
 
-/// Most segments of metadata in a JPEG: the decoder keeps a list of them, and sorts it for each.
+/// Most segments of metadata in a JPEG: the decoder sorts its list of them again for each one.
 const SEGMENTS: usize = 4096;
 
 /// Whether a file is an image by its name.
@@ -51,9 +52,9 @@ fn is_whole(bytes: &[u8]) -> bool {
     last([0xff, 0xd9]) > last([0xff, 0xda])
 }
 
-/// Bytes per pixel of the coefficients that the decoder keeps of a JPEG that is progressive, or has
-/// a scan that lacks a component: two for each component. Bytes that only look like a marker count
-/// too, as do those of a thumbnail or a second image, but data of a scan never do.
+/// Bytes per pixel of the coefficients that the decoder buffers: two per component if the JPEG is
+/// progressive or a scan omits a component, else 0. May be too high, as bytes that look like a
+/// marker and those of a thumbnail or a second image count, but entropy-coded data never does.
 fn coefficients(bytes: &[u8]) -> u64 {
     let (mut is_progressive, mut scanned, mut most) = (false, u8::MAX, 0);
     for at in bytes.windows(10) {
@@ -72,11 +73,11 @@ fn coefficients(bytes: &[u8]) -> u64 {
 /// Most bytes that are held while a JPEG of this many pixels is decoded.
 fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
     let each_pixel = match is_grey {
-        // The grey image, and the coefficients or the red, green and blue that it becomes.
+        // The grey image, plus the larger of its coefficients (2) and its RGB copy (3).
         true => 1 + 3,
         false => 3 + coefficients(bytes),
     };
-    // The decoder copies the file, its metadata from there, and joins the parts of these.
+    // The file, the decoder's copy of it, and its metadata twice: in segments and joined.
     4 * bytes.len() as u64 + each_pixel * pixels
 }
 
@@ -85,8 +86,8 @@ fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
 ///
 /// # Errors
 /// [`Error::File`] for what is neither a JPEG nor a PNG image, is damaged, or is larger than 2^15
-/// pixels on a side or 256 MiB in memory, or than a file of its size can be; and for a JPEG that
-/// takes the decoder 576 MiB.
+/// pixels on a side or 256 MiB in memory, or than a file of its size can be; and for a JPEG
+/// whose decoding may take more than 576 MiB.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
     let refuse = |problem| Err(image::ImageError::IoError(io::Error::other(problem)));
     // A decoder that fails on a damaged file must not end the process.
@@ -105,7 +106,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         }
         let mut limits = Limits::default();
         (limits.max_image_width, limits.max_image_height) = (Some(LONGEST), Some(LONGEST));
-        // For what a PNG has besides pixels.
+        // Limits what the PNG decoder allocates besides the pixels.
         limits.max_alloc = Some(HARMLESS);
         reader.limits(limits);
         let decoder = reader.into_decoder()?;
@@ -113,7 +114,9 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         let pixels = u64::from(width) * u64::from(height);
         let most = MOST_BYTES.min(SPREAD * bytes.len() as u64 + HARMLESS);
         if decoder.total_bytes() > most || 3 * pixels > MOST_BYTES {
-            return refuse("it has too many pixels");
+            return refuse(
+                "its pixels take more than 256 MiB, or more than a file of its size can hold",
+            );
         }
         let is_grey = !decoder.color_type().has_color();
         if is_jpeg && held(bytes, pixels, is_grey) > MOST_HELD {

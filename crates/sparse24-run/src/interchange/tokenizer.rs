@@ -134,14 +134,14 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     }
 }
 
-/// A tokenizer that is not supported for the problem of a file, without its folder.
+/// Turns a file's error into an unsupported tokenizer, with the file's name instead of its path.
 fn other(error: Error) -> Result<FolderTokenizer, Error> {
     let Error::File { path, problem } = error else { return Err(error) };
     let name = path.file_name().unwrap_or_default().display();
     Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
 }
 
-/// Refuses rules other than GPT-2's around tokens and merges; bytes need no split into words.
+/// Refuses rules that differ from GPT-2's; a byte tokenizer need not split text into words.
 fn check_rules(file: &Value, kind: TokenizerKind) -> Result<(), String> {
     let rules = [
         ("/normalizer", json!([null])),
@@ -157,7 +157,7 @@ fn check_rules(file: &Value, kind: TokenizerKind) -> Result<(), String> {
         !allowed.as_array().is_some_and(|allowed| allowed.contains(value(at)))
     };
     rules.iter().find(differs).map_or(Ok(()), |(at, _)| {
-        Err(format!("{at} is not as in GPT-2's, so a text would have other ids"))
+        Err(format!("{at} is not as in GPT-2's tokenizer, so text would be tokenized differently"))
     })
 }
 

@@ -136,7 +136,7 @@ pub struct Cut {
     pub lines: usize,
     /// The first damage, and the name under which the damaged file is kept.
     pub damage: Option<String>,
-    /// Steps up to the checkpoint's that have no line.
+    /// Steps without a line, up to the checkpoint's step.
     pub lost: Lost,
 }
 
@@ -145,7 +145,7 @@ pub struct Cut {
 pub struct Lost {
     /// Their number.
     pub count: u32,
-    /// The first of them, as in `6 to 10, 12`.
+    /// The first of them as text, such as `6 to 10, 12`; ends with `...` if there are more.
     pub list: String,
 }
 

@@ -59,7 +59,7 @@ impl Model {
             let located = locate(path)?;
             let from = located.2.clone();
             match Self::located(located) {
-                // A run that trains may have removed it meanwhile.
+                // A training run may have removed the checkpoint: locate the newest one again.
                 Err(_) if checkpoint::step_of(path).is_none() && !disk::exists(&from) => {}
                 read => return read,
             }

@@ -24,7 +24,7 @@ impl Sampler {
         assert!(!logits.is_empty(), "a token is drawn from at least one logit");
         assert!(self.temperature >= 0.0, "temperature {}: below 0 or NaN", self.temperature);
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        // A zero of either sign is 0.0.
+        // Turns -0.0 into 0.0, which `total_cmp` would rank higher.
         let logit = |id: u32| logits[id as usize] + 0.0;
         order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
         if self.temperature == 0.0 || logits[order[0] as usize] == f32::INFINITY {

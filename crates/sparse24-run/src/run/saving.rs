@@ -143,16 +143,16 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe, kept: &Ends) -> Optio
     })
 }
 
-/// The ends of phases that hold in a resumed run: those that its checkpoint records, but of the
-/// phases that end at shares only if no phase was changed; and, if Adam's variance is frozen, that
-/// of the last step that changed it.
+/// Phase ends that apply to a resumed run: those in its checkpoint, though a phase that ends at a
+/// share of the steps keeps its end only if no phase was changed. If Adam's variance is frozen and
+/// no end is recorded for the phase that last updated it, that end is found and added.
 pub(super) fn kept_ends(saved: &State, recipe: &Recipe, has_same_phases: bool) -> Ends {
     let (recorded, Recipe { method, steps, .. }) = (ends(saved), recipe);
     let mut kept = recorded.clone();
     kept.retain(|&phase, _| {
         method.keeps_end(phase) && (has_same_phases || method.phases[phase].watches())
     });
-    // The phase that changed the variance last, if it is frozen in a step.
+    // The phase that last updated v before `step`, if v is frozen in that step.
     let changed_last = |of: &Method, step: u32, steps: u32, ends: &Ends| {
         let is_frozen = |phase: usize| of.phases[phase].optimizer == AdamVariant::FrozenVariance;
         let phase = Some(of.phase_at(step, steps, ends)).filter(|&phase| is_frozen(phase))?;

@@ -298,7 +298,7 @@ impl Run {
             Some(path) => {
                 let mut checkpoint = checkpoint::load(&path)?;
                 plans.clone_from(&checkpoint.state.plan);
-                // Before the model that the configuration describes is allocated.
+                // Checked before the trainer is allocated, since its model may not fit in memory.
                 let mut now = identity(&config, &data, checkpoint.state.clone());
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
                 let State { step, total_steps, .. } = checkpoint.state;

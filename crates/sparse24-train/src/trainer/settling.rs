@@ -56,7 +56,7 @@ fn watched(parameter: &Parameter) -> Tensor {
 }
 
 impl Trainer {
-    /// Ends the phase of the step done last if the variance has settled, or if the next freezes it.
+    /// Ends the last step's phase if its variance has settled or the next step's phase freezes it.
     pub(super) fn settle(&mut self, phase: usize) {
         let (step, Recipe { method, steps, optimizer, .. }) = (self.progress.step, &self.recipe);
         let next = method.phases[self.phase_index(step + 1)].optimizer;
@@ -86,7 +86,7 @@ impl Trainer {
         if method.phases[phase].optimizer == AdamVariant::Standard {
             return (optimizer, corrections);
         }
-        // One without a step changes nothing.
+        // A phase without steps does not change v.
         let changes = |&phase: &usize| {
             method.phases[phase].optimizer == AdamVariant::Standard
                 && method.has_steps(phase, *steps, ends)

@@ -44,7 +44,7 @@ pub struct ParameterState {
 pub struct Progress {
     /// Optimizer steps taken.
     pub step: u32,
-    /// The ends of phases that stay, even if the run becomes longer.
+    /// Phase ends that stay fixed even if the run is extended.
     pub ends: Ends,
     /// The latest changes of Adam's second moment, in a phase that watches it.
     pub variance_changes: Vec<f32>,
@@ -157,7 +157,7 @@ impl Trainer {
         limits::check("steps", progress.step <= *steps, &expected, steps)?;
         for (&phase, end) in &progress.ends {
             let is_end = method.keeps_end(phase) && (1..=progress.step).contains(end);
-            let expected = "a step of the state, of a phase that can keep its end";
+            let expected = "a step up to the state's, for a phase whose end can be kept";
             limits::check("phase_ends", is_end, expected, format_args!("{end} of phase {phase}"))?;
         }
         self.check_names(states.iter().map(|state| &*state.name))?;

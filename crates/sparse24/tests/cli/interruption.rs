@@ -337,7 +337,7 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     place.refuses("resume run --allow step", 2, "--allow: *\"step\"*did you mean \"steps\"");
     let pattern = format!("{saved}*name = \"adamw\"*name = \"lion\"*");
     place.refuses("resume run --set optimizer.name=lion --allow optimizer", 3, &pattern);
-    // A model that no machine could hold is not begun.
+    // A model too large for any machine is refused before it is allocated.
     let pattern = format!("{saved}d_ff = 32*d_ff = 16777216*");
     let line = "resume run --set model.d_ff=16777216 --set model.layers=4000";
     place.refuses(line, 3, &pattern);

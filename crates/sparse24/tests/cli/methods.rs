@@ -123,8 +123,8 @@ fn a_frozen_phase_may_be_divided() {
     assert!(model("sparse", r#""dense:1/4","sparse:1/2","frozen""#) != whole);
 }
 
-/// Also if the run becomes longer, or freezes the variance only when it is resumed: the bias
-/// correction stays that of the last step that changed it.
+/// The bias correction stays that of the last step that changed the variance, even if the run is
+/// extended or freezes the variance only after a resume.
 #[test]
 fn a_frozen_variance_keeps_its_correction() {
     let place = Place::new();

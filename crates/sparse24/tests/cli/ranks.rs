@@ -353,7 +353,7 @@ fn one_line_changes_settings_that_decide_no_bits() {
 }
 
 #[test]
-fn one_line_needs_the_model_to_start_from_only_once() {
+fn resume_or_start_needs_the_initial_model_only_once() {
     let place = Place::trained("");
     let line = "train --set data.path=text --set steps=3 --set batch.size=2 \
         --set backend.threads=1 --init-from run --out next --resume-or-start";

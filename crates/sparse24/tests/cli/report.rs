@@ -190,7 +190,7 @@ fn lost_metrics_are_reported() {
     let notes = place.notes("resume run");
     assert!(notes.contains("the lost metrics, is kept as report.html"), "{notes}");
     assert_eq!(place.read("run/report.html"), report);
-    // Lines that are missing within the file, or cannot be read, until a report says so.
+    // Lines missing within the file, or unreadable: a report is kept until a newer one says so.
     let lines: Vec<_> = whole.lines().filter(|line| !line.contains(r#""step":3,"#)).collect();
     place.write("run/metrics.jsonl", lines.join("\n").replace(r#""step":5,"#, "") + "\n");
     for (steps, is_kept) in [(12, true), (14, true), (16, false)] {

@@ -232,7 +232,7 @@ mod signals {
         fs::rename(place.path("text"), place.path("moved")).unwrap();
         let line = line(&format!("{settings} --data moved --out {out}"));
         let (_, said) = place.exits(&line, 3);
-        let pattern = "seed-1: is a run with data.path*moved, change data.path in its config.toml";
+        let pattern = "seed-1: is a run with data.path*change data.path in the run's config.toml";
         assert!(is_like(&said, pattern) && !said.contains("remove"), "{said}");
         for run in ["dense", "fst", "strong"]
             .iter()

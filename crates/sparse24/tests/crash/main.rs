@@ -3,9 +3,9 @@
 //!
 //! `cargo test --release -p sparse24 --test crash -- --nocapture` prints the counts.
 //! `SPARSE24_CRASHES` sets the number of runs killed at random, and `SPARSE24_CRASH_BACKEND=wgpu`
-//! runs all but those with ranks on another backend. A preloaded library ([`shim`]) acts on chosen
-//! file operations, so the shipped binary is tested. Linux only: needs `LD_PRELOAD` and the C
-//! compiler that Rust links with.
+//! runs them on another backend, except those with several ranks. A preloaded library ([`shim`])
+//! acts on chosen file operations, so the shipped binary is tested. Linux only: needs `LD_PRELOAD`
+//! and the C compiler that Rust links with.
 #![cfg(target_os = "linux")]
 
 mod faults;

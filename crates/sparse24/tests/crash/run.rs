@@ -182,8 +182,8 @@ fn everything_is_synced_before_what_relies_on_it() {
     // The run writes metrics while the saver thread works.
     let is_of_save =
         |(what, path): &&(String, PathBuf)| path.starts_with("checkpoints") || what == "fdatasync";
-    // An evaluation after the last save replaces the metrics' last line, and so the file, durably;
-    // the saver may sync the former file after that.
+    // An evaluation after the last save rewrites the metrics' last line by replacing the file; the
+    // saver may still sync the old file after that, which then shows as `(deleted)`.
     let name = |(what, path): &(String, PathBuf)| {
         let name = path.file_name().unwrap().to_str().unwrap();
         format!("{what} {}", name.trim_end_matches(" (deleted)"))

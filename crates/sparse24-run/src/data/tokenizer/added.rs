@@ -1,5 +1,5 @@
-//! The tokens that Hugging Face's library splits off from a text before it encodes the rest: those
-//! that are added to a vocabulary, and those with a role.
+//! The tokens that Hugging Face's library matches in a text before it encodes the rest: added
+//! tokens and special tokens.
 
 use std::{io::ErrorKind, path::Path};
 
@@ -10,17 +10,17 @@ use crate::{Error, disk, json, tensors::shards::check_inside};
 /// Bytes of the largest file that is read.
 const LARGEST: u64 = 4 << 20;
 
-/// Returns the `tokenizer_config.json` beside the file of a tokenizer, or an empty object, after a
-/// check that no token but `known` ones is added there, in `own` (the contents of the file if it is
-/// a `tokenizer.json`) or in the other files beside it.
+/// Returns the `tokenizer_config.json` beside a tokenizer's file, or an empty object if there is
+/// none. Fails if it, `own` (the contents of that file if it is a `tokenizer.json`) or another file
+/// beside it adds a token that is not `known`.
 ///
 /// # Errors
-/// [`Error::File`] names the first such token; also for a damaged file and a link out of the
-/// folder. [`Error::Io`].
+/// [`Error::File`] for the first such token, a damaged file, or a link out of the folder;
+/// [`Error::Io`].
 pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<Value, Error> {
     let check = |path: &Path, file: &Value| {
         let found = added(file).into_iter().find(|token| !known.contains(token));
-        let problem = "is not supported: a text that spells it would have other ids";
+        let problem = "is not supported: text that contains it would be tokenized differently";
         found.map_or(Ok(()), |token| {
             Err(Error::file(path, format!("the added token {token:?} {problem}")))
         })

@@ -238,7 +238,7 @@ impl WordPiece {
     /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
     /// `tokenizer_config.json` beside the first must not contradict it; beside the second, it sets
     /// the rules. Without it, text becomes lower case unless some piece has a capital letter. No
-    /// token may be added but those of [`SPECIAL`].
+    /// tokens other than [`SPECIAL`] may be added.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
