@@ -417,7 +417,7 @@ impl Run {
         let mut named = how.settings.clone();
         named.retain(|setting| {
             let name = setting.split('=').next().unwrap_or_default().trim();
-            changed.keys().any(|key| covers(name, key))
+            changed.keys().any(|key| covers(name, if key == DATA { "data.path" } else { key }))
         });
         let is_unchanged = config.steps == step && changed.is_empty() && how.allow.is_empty();
         if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
