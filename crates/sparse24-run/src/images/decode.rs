@@ -22,6 +22,7 @@ const MOST_HELD: u64 = 576 << 20;
 /// Most bytes that one byte of a file stands for, beyond [`HARMLESS`]: as many as in the PNG that
 /// deflates best, so that a lying header costs little.
 const SPREAD: u64 = 1032;
+
 /// Bytes that any file may take.
 const HARMLESS: u64 = 32 << 20;
 

@@ -198,7 +198,8 @@ impl MetricsLog {
     /// [`Error::Io`].
     pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
-        let (mut lost, mut before) = (Lost::default(), 0);
+        let mut lost = Lost::default();
+        let step_of = |last: &Option<StepMetrics>| last.as_ref().map_or(0, |last| last.step);
         match Lines::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -216,8 +217,7 @@ impl MetricsLog {
                         Err(error) => return Err(error),
                     };
                     if metrics.step <= step {
-                        lost.add_between(before, metrics.step);
-                        before = metrics.step;
+                        lost.add_between(step_of(&last), metrics.step);
                         line = Some((metrics.step, end));
                         (last, end) = (Some(metrics), all.end);
                     } else {
@@ -227,7 +227,7 @@ impl MetricsLog {
                 lines += usize::from(all.is_broken);
             }
         }
-        lost.add_between(before, step.saturating_add(1));
+        lost.add_between(step_of(&last), step.saturating_add(1));
         if lines > 0 {
             rewrite(path, end, &[])?;
         }

@@ -48,6 +48,9 @@ pub struct Model {
     _confined: Confined,
 }
 
+/// A run, what confines its files, and a checkpoint.
+type Located = (PathBuf, Confined, PathBuf);
+
 impl Model {
     /// Reads the newest checkpoint of a run directory, or the checkpoint itself.
     ///
@@ -55,15 +58,7 @@ impl Model {
     /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was
     /// saved with.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        loop {
-            let located = locate(path)?;
-            let from = located.2.clone();
-            match Self::located(located) {
-                // A training run may have removed the checkpoint: locate the newest one again.
-                Err(_) if checkpoint::step_of(path).is_none() && !disk::exists(&from) => {}
-                read => return read,
-            }
-        }
+        Self::lasting(|| locate(path))
     }
 
     /// Reads the checkpoint of a run's lowest validation loss, which `run.keep_best` keeps.
@@ -78,7 +73,7 @@ impl Model {
                 "is not a run directory; only a run has a best checkpoint",
             ));
         }
-        loop {
+        Self::lasting(|| {
             let confined = confine(run)?;
             let metrics = MetricsLog::read(&run.join(METRICS))?;
             let Some((loss, step)) = best(&metrics, run)? else {
@@ -91,14 +86,23 @@ impl Model {
                 );
                 return Err(Error::file(run, problem));
             };
-            match Self::located((run.to_owned(), confined, from.clone())) {
+            Ok((run.to_owned(), confined, from))
+        })
+    }
+
+    /// Reads a checkpoint, and locates one anew if a training run has removed it meanwhile.
+    fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
+        loop {
+            let located = locate()?;
+            let from = located.2.clone();
+            match Self::located(located) {
                 Err(_) if !disk::exists(&from) => {}
                 read => return read,
             }
         }
     }
 
-    fn located((run, confined, from): (PathBuf, Confined, PathBuf)) -> Result<Self, Error> {
+    fn located((run, confined, from): Located) -> Result<Self, Error> {
         let checkpoint = checkpoint::load(&from)?;
         let config =
             config_of(&checkpoint.state, run_config(&run)?).map_err(|error| match error {
@@ -309,7 +313,7 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
 ///
 /// # Errors
 /// [`Error::File`] if the path is neither, or no checkpoint verifies.
-fn locate(path: &Path) -> Result<(PathBuf, Confined, PathBuf), Error> {
+fn locate(path: &Path) -> Result<Located, Error> {
     if checkpoint::step_of(path).is_some() {
         let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
         let run = absolute.ancestors().nth(2).unwrap_or(&absolute);

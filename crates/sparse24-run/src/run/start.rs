@@ -291,8 +291,8 @@ impl Run {
             .iter()
             .map(|(_, error)| format!("skipped a damaged checkpoint: {error}"))
             .collect();
-        let (mut saved, mut skipped, mut flip_counts) = (None, 0, FlipCounts::default());
-        let mut tokens_seen = 0;
+        let (mut saved, mut flip_counts) = (None, FlipCounts::default());
+        let (mut skipped, mut tokens_seen) = (0, 0);
         let (mut measured_anew_after, mut differs) = (None, false);
         let initial = match latest.checkpoint {
             Some(path) => {
@@ -456,8 +456,8 @@ impl Run {
         }
         let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
         let best = best(&before, run.path())?;
-        let mut run = Self { best, notices, saved, former_ends, skipped, flip_counts, ..run };
-        run.tokens_seen = tokens_seen;
+        let mut run =
+            Self { best, notices, saved, former_ends, skipped, tokens_seen, flip_counts, ..run };
         (run.reference, run.finished, run.lost) = (reference, finished, cut.lost.count);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {

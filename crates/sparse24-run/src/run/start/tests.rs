@@ -75,18 +75,10 @@ fn the_ends_of_phases_are_kept_or_found() {
     let data = dataset();
     for (what, was, step, recorded, now, is_same, expected) in [
         ("recorded", quarter, 6, Some(4), quarter, true, &[(0, 4)][..]),
-        (
-            "by an earlier version, which recorded none",
-            quarter,
-            6,
-            None,
-            quarter,
-            true,
-            &[(0, 4)][..],
-        ),
+        ("not recorded, by an earlier version", quarter, 6, None, quarter, true, &[(0, 4)]),
         ("a phase without a step follows", empty, 6, Some(4), empty, true, &[(0, 4), (1, 4)]),
         ("of another share", quarter, 6, Some(4), half, false, &[]),
-        ("frozen from here on", r#""dense""#, 3, None, thawed, false, &[(0, 3)][..]),
+        ("frozen from here on", r#""dense""#, 3, None, thawed, false, &[(0, 3)]),
         ("not frozen", quarter, 3, None, half, false, &[]),
         ("at the start", quarter, 0, None, quarter, true, &[]),
     ] {
