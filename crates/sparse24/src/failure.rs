@@ -65,6 +65,22 @@ impl Failure {
         self.exit
     }
 
+    /// The same sentence, with the exit code of the rank that failed first.
+    pub(crate) fn with_code(self, code: u8) -> Self {
+        let exits = [
+            Exit::Usage,
+            Exit::Input,
+            Exit::Io,
+            Exit::NonFinite,
+            Exit::Device,
+            Exit::Disagreement,
+            Exit::NoRun,
+            Exit::Defect,
+        ];
+        let exit = exits.into_iter().find(|exit| *exit as u8 == code);
+        Self { exit: exit.unwrap_or(self.exit), ..self }
+    }
+
     /// The sentence with which the other ranks of a run end if this one fails.
     pub(crate) fn for_others(&self, rank: usize) -> String {
         match self.exit {

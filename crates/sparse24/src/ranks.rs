@@ -103,10 +103,11 @@ impl Ranks {
             stall_timeout: Duration::from_secs(self.stall_timeout.max(2).into()),
             wait: WAIT,
             note: Arc::new(|line| note(line)),
-            lost: Arc::new(|line| {
+            lost: Arc::new(|line, code| {
+                let failure = Failure::new(Exit::Peer, line).with_code(code.unwrap_or_default());
                 note(format_args!("error: {line}"));
                 // Without exit handlers, of which CUDA's may wait for the lost rank.
-                exit(Exit::Peer as i32)
+                exit(failure.exit() as i32)
             }),
         };
         let mut group = Tcp::join(&placement, joining).map_err(named)?;
@@ -114,8 +115,13 @@ impl Ranks {
         let done = agree(&mut group, facts)
             .map_err(Failure::from)
             .and_then(|()| work(Member { group: Box::new(group), placement: Some(placement) }));
-        let failure = done.as_ref().err().map(|failure| failure.for_others(rank));
-        farewell.say(failure.as_deref());
+        let sentence = done.as_ref().err().map(|failure| failure.for_others(rank));
+        let done = done.map_err(|failure| match (failure.exit(), farewell.code()) {
+            (Exit::Peer, Some(code)) => failure.with_code(code),
+            _ => failure,
+        });
+        let code = done.as_ref().err().map(|failure| failure.exit() as u8);
+        farewell.say(sentence.as_deref().zip(code));
         done
     }
 }

@@ -23,12 +23,12 @@ const ALIVE: u8 = 0;
 const PIECE: u8 = 1;
 /// The last piece of a message.
 const LAST: u8 = 2;
-/// The end of the connection; a text says that the sender failed.
+/// The end of the connection; if the sender failed, its exit code and the reason.
 const GOODBYE: u8 = 3;
 
 pub(super) enum Outgoing {
     Message(Vec<u8>),
-    Goodbye(String),
+    Goodbye(Option<(String, u8)>),
 }
 
 /// Sends what comes, or a heartbeat if nothing does, until a goodbye.
@@ -47,7 +47,10 @@ pub(super) fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
                     .try_for_each(|piece| send(PIECE, piece))
                     .and_then(|()| send(LAST, last))
             }
-            Ok(Outgoing::Goodbye(text)) => break send(GOODBYE, text.as_bytes()),
+            Ok(Outgoing::Goodbye(None)) => break send(GOODBYE, &[]),
+            Ok(Outgoing::Goodbye(Some((text, code)))) => {
+                break send(GOODBYE, &[&[code], text.as_bytes()].concat());
+            }
             Err(RecvTimeoutError::Timeout) => send(ALIVE, &[]),
             Err(RecvTimeoutError::Disconnected) => break Ok(()),
         };
@@ -60,8 +63,12 @@ pub(super) fn write(mut stream: TcpStream, outgoing: &Receiver<Outgoing>) {
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// Passes on messages until the other rank says goodbye; returns its failure, if it had one.
-pub(super) fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Result<Option<String>> {
+/// Passes on messages until the other rank says goodbye; returns its failure and exit code, if it
+/// had one.
+pub(super) fn read(
+    stream: TcpStream,
+    mut each: impl FnMut(Vec<u8>),
+) -> io::Result<Option<(String, u8)>> {
     let mut stream = BufReader::with_capacity(1 << 16, stream);
     let mut message = Vec::new();
     let invalid = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
@@ -80,7 +87,10 @@ pub(super) fn read(stream: TcpStream, mut each: impl FnMut(Vec<u8>)) -> io::Resu
             (ALIVE, 0) | (PIECE, _) => {}
             (LAST, _) => each(mem::take(&mut message)),
             (GOODBYE, 0) => return Ok(None),
-            (GOODBYE, _) => return Ok(Some(String::from_utf8_lossy(&message[start..]).into())),
+            (GOODBYE, _) => {
+                let text = String::from_utf8_lossy(&message[start + 1..]).into_owned();
+                return Ok(Some((text, message[start])));
+            }
             _ => return invalid("a frame is of an unknown kind"),
         }
     }

@@ -10,7 +10,7 @@ use std::{
     io, mem,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -41,9 +41,9 @@ pub struct Joining {
     pub wait: Duration,
     /// Called with messages for the user.
     pub note: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Called once if a rank is gone and this process has not ended [`GRACE`] later; it must end
-    /// the process.
-    pub lost: Arc<dyn Fn(&str) + Send + Sync>,
+    /// Called once, with the reason, if a rank is gone and this process has not ended [`GRACE`]
+    /// later; it must end the process. The number is [`Farewell::code`].
+    pub lost: Arc<dyn Fn(&str, Option<u8>) + Send + Sync>,
 }
 
 /// The time that a process has to end by itself after a rank is gone.
@@ -71,6 +71,8 @@ struct Ending {
     closed: AtomicBool,
     /// Whether [`Joining::lost`] is due.
     lost: AtomicBool,
+    /// The exit code of the first rank that said that it fails.
+    code: OnceLock<u8>,
 }
 
 impl Ending {
@@ -78,7 +80,7 @@ impl Ending {
     fn force(&self, joining: &Joining, text: &str) {
         if !self.lost.swap(true, Ordering::SeqCst) {
             thread::sleep(GRACE);
-            (joining.lost)(text);
+            (joining.lost)(text, self.code.get().copied());
         }
     }
 }
@@ -116,20 +118,27 @@ pub struct Farewell(Arc<Links>);
 
 impl Farewell {
     /// Closes the connections once all messages are sent. With a `failure`, the others end with
-    /// this text; without one, they may go on as long as they need nothing from this rank. Only
-    /// the first goodbye counts.
-    pub fn say(&self, failure: Option<&str>) {
+    /// this text and exit code, of which 0 means none; without one, they may go on as long as they
+    /// need nothing from this rank. Only the first goodbye counts.
+    pub fn say(&self, failure: Option<(&str, u8)>) {
         let Self(links) = self;
         links.ending.closed.store(true, Ordering::SeqCst);
         let peers = mem::take(&mut *locked(&links.peers)).into_values();
         let farewell = |(to, writer): Link| {
             // Without its thread, the other rank is gone.
-            let _ = to.send(Outgoing::Goodbye(failure.unwrap_or_default().to_owned()));
+            let failure = failure.map(|(text, code)| (text.to_owned(), code));
+            let _ = to.send(Outgoing::Goodbye(failure));
             writer
         };
         for writer in peers.map(farewell).collect::<Vec<_>>() {
             let _ = writer.join();
         }
+    }
+
+    /// The exit code of the rank whose failure ends this one.
+    #[must_use]
+    pub fn code(&self) -> Option<u8> {
+        self.0.ending.code.get().copied()
     }
 }
 
@@ -170,7 +179,7 @@ impl Tcp {
         match tcp.meet(placement) {
             Ok(()) => Ok(tcp),
             Err(error) => {
-                tcp.farewell().say(Some(&error.to_string()));
+                tcp.farewell().say(Some((&error.to_string(), 0)));
                 Err(error)
             }
         }
@@ -371,7 +380,10 @@ impl Tcp {
                 drop(post.send((rank, Event::Message(message))));
             }) {
                 Ok(None) => return drop(post.send((rank, Event::Left))),
-                Ok(Some(failure)) => failure,
+                Ok(Some((failure, code))) => {
+                    let _ = ending.code.set(code);
+                    failure
+                }
                 Err(error) if is_silence(&error) => {
                     format!("{name} has sent nothing for {} s", silence.as_secs())
                 }

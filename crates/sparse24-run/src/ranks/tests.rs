@@ -43,7 +43,7 @@ impl Place {
             stall_timeout: Duration::from_secs(20),
             wait: Duration::from_secs(20),
             note: Arc::new(move |line| notes.lock().unwrap().push(line.to_owned())),
-            lost: Arc::new(|_| {}),
+            lost: Arc::new(|_, _| {}),
         }
     }
 
@@ -169,18 +169,26 @@ fn a_rank_that_fails_is_named() {
         (vec![], false, "rank 1 (b) has sent nothing for 3 s"),
         (frame(2, 1 << 30), false, "rank 1 (b) violates the protocol: a message is too long"),
         (frame(9, 0), false, "rank 1 (b) violates the protocol: a frame is of an unknown kind"),
-        ([frame(3, 5), b"cause".to_vec()].concat(), true, "cause"),
+        ([frame(3, 6), b"\x03cause".to_vec()].concat(), true, "cause"),
         (frame(3, 0), true, "rank 1 has ended before the others"),
     ] {
         let place = Place::new();
-        let first =
-            place.start([0, 2], |_, _| {}, |mut tcp| Ok(<dyn Group>::all_gather(&mut tcp, &[])?));
+        let first = place.start(
+            [0, 2],
+            |_, _| {},
+            |mut tcp| {
+                let farewell = tcp.farewell();
+                let error = <dyn Group>::all_gather(&mut tcp, &[]).unwrap_err();
+                Ok((error, farewell.code()))
+            },
+        );
         let mut stream = place.enter();
         stream.write_all(&sent).unwrap();
         let open = (!closes).then_some(stream);
-        let error = first.join().unwrap().unwrap_err();
+        let (error, code) = first.join().unwrap().unwrap();
         assert_eq!(error.kind(), crate::ErrorKind::Peer);
         assert_eq!(error.to_string(), expected);
+        assert_eq!(code, (expected == "cause").then_some(3));
         drop(open);
     }
 }
