@@ -208,7 +208,7 @@ fn study(value: &Value) -> Option<Figure> {
         "difference",
         "95 % interval",
         "pairs",
-        "flip rate",
+        "mean flip rate",
         "μ",
         "failed runs",
     ];

@@ -130,10 +130,11 @@ pub(super) fn sparse_again(saved: &State, recipe: &Recipe, kept: &Ends) -> Optio
     let phase = |of: &Method, steps: u32, ends: &Ends| of.phase_at(next.min(steps), steps, ends);
     let (before, now) = (identity::method(saved).ok()?, phase(method, *steps, kept));
     let was = phase(&before, saved.total_steps, &ends(saved));
-    let was_dense = before.phases[was].kind() == PhaseKind::Dense;
+    let had_ended = before.phases[was].kind() == PhaseKind::Dense
+        && before.phases[..was].iter().any(|phase| phase.kind() == PhaseKind::Sparse);
     let moves = saved.total_steps != *steps
         && next <= *steps
-        && was_dense
+        && had_ended
         && method.phases[now].kind() == PhaseKind::Sparse;
     moves.then(|| {
         format!(
