@@ -31,8 +31,8 @@ mod version1;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use content::rows;
 pub use content::{Checkpoint, load};
+pub(crate) use content::{read_state, rows};
 pub use manifest::{FORMAT_VERSION, verify};
 pub use saver::Saver;
 pub use state::{DatasetIdentity, Fingerprint, PhaseEnd, State};

@@ -342,7 +342,7 @@ pub(crate) fn rows(checkpoint: &Path, weight: &str) -> Result<usize, Error> {
 }
 
 /// The state alone, proved by nothing but the manifest's step.
-pub(super) fn read_state(checkpoint: &Path) -> Result<State, Error> {
+pub(crate) fn read_state(checkpoint: &Path) -> Result<State, Error> {
     state_of(checkpoint, &Manifest::open(checkpoint)?)
 }
 

@@ -5,13 +5,16 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::{
     directory::{CONFIG, TOKENIZER, has_config, without_config},
+    identity::of_tokenizer,
     needs::Needs,
 };
 use crate::{
     Error,
+    checkpoint::State,
     config::{Config, DataConfig},
     data::{
         Dataset, Draw, EvaluationWindows, Opening, Progress, ReadAhead, Scan, Source, Tokenizer,
+        TokenizerKind,
     },
     disk,
     images::{ImageBatches, Images},
@@ -121,8 +124,8 @@ impl From<Examples> for RunData {
 }
 
 impl RunData {
-    /// Opens the data of a configuration. This tokenizer reads the text of a task, and pieces of
-    /// words.
+    /// Opens the data of a configuration. This tokenizer reads the text of a task, and any text whose
+    /// tokenizer is made from a text.
     pub(super) fn open(
         config: &Config,
         tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
@@ -131,8 +134,10 @@ impl RunData {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
-        // A vocabulary of pieces may be that of the initial weights.
-        let tokenizer = config.data.tokenizer.has_pieces().then(|| tokenizer().ok()).flatten();
+        // The vocabulary may be that of the initial weights, or of the text before this one.
+        let kind = config.data.tokenizer;
+        let is_made = kind.has_pieces() || kind == TokenizerKind::Character;
+        let tokenizer = is_made.then(|| tokenizer().ok()).flatten();
         open_scanned(config, Opening { tokenizer, scan, progress: None })
     }
 
@@ -338,15 +343,27 @@ pub type Scores = BTreeMap<String, f64>;
 /// The name of the file of a run with the [`Scan`] of its data.
 const SCAN: &str = "data.json";
 
-/// Opens the data of a run.
-pub(super) fn data_of(run: &Path, config: &Config) -> Result<RunData, Error> {
+/// Opens the data of a run, with the tokenizer that this state of it names.
+pub(super) fn data_of(
+    run: &Path,
+    config: &Config,
+    saved: Option<&State>,
+) -> Result<RunData, Error> {
     // It only saves time, so a damaged one is as good as none.
     let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
     let scan = scan.and_then(|text| json::parse(&text, json::VALUES).ok());
+    let task = config.task()?;
     let tokenizer = || {
-        Tokenizer::load(&run.join(TOKENIZER)).map_err(|error| {
+        let path = run.join(TOKENIZER);
+        let own = Tokenizer::load(&path).map_err(|error| {
             error.expecting("the tokenizer of the model that it started from; copy it from there")
-        })
+        })?;
+        match saved {
+            Some(saved) if saved.tokenizer == of_tokenizer(Some(&own)) => Ok(own),
+            // Before the first checkpoint, characters are numbered as the data have them.
+            None if task.is_some() || config.data.tokenizer != TokenizerKind::Character => Ok(own),
+            _ => Err(Error::file(path, "is not the tokenizer of the run's checkpoint; restore it")),
+        }
     };
     RunData::open(config, tokenizer, scan)
 }

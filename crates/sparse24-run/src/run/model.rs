@@ -220,7 +220,7 @@ impl Model {
             }
             self.config.check_corpus()?;
         }
-        let data = data_of(&self.run, &self.config)?;
+        let data = data_of(&self.run, &self.config, Some(&self.checkpoint.state))?;
         if trained_on == of_same_data(&data, trained_on)? || trained_on == no_dataset() {
             return Ok(data);
         }

@@ -255,8 +255,9 @@ impl Run {
         asked.extend(changed.keys().cloned());
         let starts = Provenance::readable(&directory.provenance())?;
         announce(&config);
-        let data = data_of(directory.path(), &config)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
+        let state = latest.checkpoint.as_deref().map(checkpoint::read_state).transpose()?;
+        let data = data_of(directory.path(), &config, state.as_ref())?;
         // The process may have died before a checkpoint had what an earlier resume changed.
         let newest = latest.checkpoint.as_deref().and_then(checkpoint::step_of);
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
@@ -381,11 +382,18 @@ impl Run {
         if let Some(tokenizer) =
             data.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
         {
-            tokenizer.save(&directory.tokenizer())?;
-            notices.push(
-                "tokenizer.json was missing or damaged, and was written again from the data"
-                    .to_owned(),
-            );
+            let path = directory.tokenizer();
+            notices.push(if Tokenizer::load(&path).is_ok() {
+                let (aside, kept) = disk::numbered(&path);
+                disk::rename(&path, &aside)?;
+                format!(
+                    "tokenizer.json is now that of the data; the former one, which earlier \
+                        checkpoints need, is kept as {kept}"
+                )
+            } else {
+                "tokenizer.json was missing or damaged, and was written again from the data".into()
+            });
+            tokenizer.save(&path)?;
         }
         data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
