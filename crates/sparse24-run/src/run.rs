@@ -38,6 +38,7 @@ mod observer;
 mod plans;
 mod provenance;
 mod ranks;
+mod rescheduling;
 mod sampler;
 mod saving;
 mod snapshot;

@@ -2,10 +2,10 @@
 //!
 //! Invariant: the metrics of a checkpoint's steps are on disk before the checkpoint is.
 
-use std::{collections::BTreeMap, num::NonZeroUsize, path::Path};
+use std::{num::NonZeroUsize, path::Path};
 
 use super::{
-    MetricsLog, Run, RunDirectory, StepMetrics,
+    MetricsLog, Run, RunDirectory,
     directory::CHECKPOINTS,
     identity::{self, identity},
     needs::Needs,
@@ -20,8 +20,7 @@ use crate::{
     disk,
 };
 use sparse24_train::{
-    method::{Ends, Method, PhaseKind},
-    optim::AdamVariant,
+    method::PhaseKind,
     trainer::{Recipe, Trainer},
 };
 
@@ -122,80 +121,6 @@ pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result
         !now.contains(&step) && (ended(state) || cut == Some(step) || switches.contains(&step))
     };
     Ok(states.iter().filter(is_former).map(|state| state.step).collect())
-}
-
-/// A notice if a changed number of steps makes a resumed run sparse again.
-pub(super) fn sparse_again(saved: &State, recipe: &Recipe, kept: &Ends) -> Option<String> {
-    let (next, Recipe { method, steps, .. }) = (saved.step + 1, recipe);
-    let phase = |of: &Method, steps: u32, ends: &Ends| of.phase_at(next.min(steps), steps, ends);
-    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps, kept));
-    let was = phase(&before, saved.total_steps, &ends(saved));
-    let had_ended = before.phases[was].kind() == PhaseKind::Dense
-        && before.phases[..was].iter().any(|phase| phase.kind() == PhaseKind::Sparse);
-    let moves = saved.total_steps != *steps
-        && next <= *steps
-        && had_ended
-        && method.phases[now].kind() == PhaseKind::Sparse;
-    moves.then(|| {
-        format!(
-            "sparse training continues until step {}: phases end at shares of the steps",
-            method.last_step(now, *steps, kept)
-        )
-    })
-}
-
-/// Phase ends that apply to a resumed run: those in its checkpoint, though a phase that ends at a
-/// share of the steps keeps its end only if no phase was changed. If Adam's variance is frozen and
-/// no end is recorded for the phase that last updated it, that end is found and added.
-pub(super) fn kept_ends(saved: &State, recipe: &Recipe, has_same_phases: bool) -> Ends {
-    let (recorded, Recipe { method, steps, .. }) = (ends(saved), recipe);
-    let mut kept = recorded.clone();
-    kept.retain(|&phase, _| {
-        method.keeps_end(phase) && (has_same_phases || method.phases[phase].watches())
-    });
-    // The phase that last updated v before `step`, if v is frozen in that step.
-    let changed_last = |of: &Method, step: u32, steps: u32, ends: &Ends| {
-        let is_frozen = |phase: usize| of.phases[phase].optimizer == AdamVariant::FrozenVariance;
-        let phase = Some(of.phase_at(step, steps, ends)).filter(|&phase| is_frozen(phase))?;
-        (0..phase).rev().find(|&phase| !is_frozen(phase) && of.has_steps(phase, steps, ends))
-    };
-    if let Ok(before) = identity::method(saved)
-        && saved.step > 0
-        && let Some(phase) = changed_last(method, saved.step + 1, *steps, &kept)
-    {
-        let frozen = changed_last(&before, saved.step, saved.total_steps, &recorded);
-        let end = |phase| before.last_step(phase, saved.total_steps, &recorded);
-        kept.entry(phase).or_insert(frozen.map_or(saved.step, end));
-    }
-    kept
-}
-
-/// The settings of the learning rate, besides the number of steps.
-const OF_RATE: [&str; 7] = [
-    "optimizer.learning_rate",
-    "optimizer.min_learning_rate",
-    "optimizer.warmup_learning_rate",
-    "optimizer.warmup_steps",
-    "optimizer.decay_steps",
-    "optimizer.schedule",
-    "optimizer.cooldown_steps",
-];
-
-/// A notice if changed settings raise the learning rate above that of the last step.
-pub(super) fn raised_rate(
-    last: &StepMetrics,
-    changed: &BTreeMap<String, String>,
-    recipe: &Recipe,
-) -> Option<String> {
-    let (was, is) = (last.lr, recipe.learning_rate(last.step + 1));
-    let steps_change = changed.contains_key("steps") && last.step >= recipe.schedule.warmup_steps;
-    let others_change = OF_RATE.iter().any(|&key| changed.contains_key(key));
-    let reason = match others_change {
-        true => String::new(),
-        false => format!(", because the decay now ends with step {}", recipe.schedule.decay_steps),
-    };
-    let rises = last.step < recipe.steps && (steps_change || others_change) && is > was;
-    rises.then(|| format!("the learning rate rises from {was:.2e} to {is:.2e}{reason}"))
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on

@@ -16,7 +16,8 @@ use super::{
     plans,
     provenance::fingerprint,
     ranks::set_up,
-    saving::{check_space, former_ends, kept_ends, raised_rate, sparse_again},
+    rescheduling::{kept_ends, raised_rate, sparse_again},
+    saving::{check_space, former_ends},
     snapshot::{phase_ends, position, restore, snapshot},
     training::is_due,
 };
