@@ -233,7 +233,12 @@ fn a_bert_of_words_goes_out_and_comes_back() {
         place.answer(&format!("resume more-{file} --set steps=5"));
         let _ = fs::remove_file(place.path("out/tokenizer.json"));
     }
+    place.remove("out/tokenizer_config.json");
+    let remark = "decide: capital letters become lower case";
     let pieces = place.read("out/vocab.txt");
+    assert!(place.answer("import out guessed").contains(remark));
+    let line = "prepare --data text --tokenizer out/vocab.txt --out again";
+    assert!(place.exits(line, 0).1.contains(remark));
     let (fewer, _) = pieces.trim_end().rsplit_once('\n').unwrap();
     place.write("out/vocab.txt", fewer);
     let remark = place.answer("import out fewer");
