@@ -170,11 +170,13 @@ fn a_model_keeps_the_names_of_its_classes() {
     }
     place.exits("import exported unnamed --task classification", 0);
     place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
-    table("numbers", "0 1 2 3 4 5 6 7 8 9 10");
+    let (_, said) = place.exits("eval unnamed --data colours", 0);
+    assert!(said.contains("taken for blue, green, red"), "{said}");
+    table("numbers", "-2 -1 0 1 2 3 4 5 6 7 8 9 10");
     place
         .answer("finetune --task classification --data numbers --init-from run --epochs 1 --out n");
     place.answer("export n numbered");
-    assert_eq!(place.value("numbered/config.json")["id2label"]["10"], "10");
+    assert_eq!(place.value("numbered/config.json")["id2label"]["12"], "10");
     // A configuration that holds these names could not be read again.
     table("long", &["a", "b"].map(|class| class.repeat(40_000)).join(" "));
     place.answer("finetune --task classification --data long --init-from run --epochs 1 --out far");
