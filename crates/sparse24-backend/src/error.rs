@@ -53,12 +53,12 @@ pub enum Error {
         /// The value found, the value expected, and advice.
         problem: String,
     },
-    /// A token id is outside the vocabulary.
-    #[error("token {token} at position {position} is beyond the vocabulary of {vocabulary}")]
+    /// An id of a batch is too large: a token, target, class, segment, or end of a span.
+    #[error("id {token} at position {position} of those read: expected one below {vocabulary}")]
     UnknownToken {
         /// The id.
         token: u32,
-        /// Its position, in tokens.
+        /// Its index among its kind; heads that read only rows with a target count only these.
         position: usize,
         /// The number of ids.
         vocabulary: u32,

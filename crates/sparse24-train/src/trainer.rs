@@ -176,7 +176,7 @@ impl Allocated {
     }
 }
 
-/// A run in memory.
+/// A run in memory. After a step or a load that did not end, it has to be restored.
 pub struct Trainer {
     backend: Box<dyn Backend>,
     group: Box<dyn Group>,
@@ -190,7 +190,7 @@ pub struct Trainer {
     interrupt: Arc<AtomicBool>,
     /// Whether passes since the last report may have raised the flag that it lowers.
     is_unreported: bool,
-    /// Whether an update was started whose step did not end.
+    /// Whether an update or a load was started that did not end.
     is_torn: bool,
     decoding: Decoding,
 }
@@ -426,10 +426,8 @@ impl Trainer {
             Some(shared) => shared.report(report),
             None => report,
         };
-        let flips = match sampling {
-            FlipSampling::Sample => Some(self.start_flip_counts()?),
-            FlipSampling::Skip => None,
-        };
+        let is_sampled = sampling == FlipSampling::Sample;
+        let flips = is_sampled.then(|| self.start_flip_counts()).transpose()?;
         let (trainer, learning_rate) = (self, state.learning_rate);
         Ok(StartedStep { trainer, objective, phase: index, learning_rate, targets, report, flips })
     }
@@ -505,6 +503,7 @@ impl Trainer {
 
     /// Brings the batch to the device. Returns its shape, which is at most this.
     fn upload_batch(&mut self, most: BatchShape) -> Result<BatchShape, Error> {
+        self.check_whole()?;
         self.decoding = Decoding::default();
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
         let shape = batch.complete(most, recipe.model.inputs())?;

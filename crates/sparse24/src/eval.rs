@@ -9,7 +9,7 @@ use serde::Serialize;
 use sparse24_run::{
     Error, disk,
     run::{Model, RunData, Scores},
-    task::{Judgement, Split},
+    task::{Examples, Judgement, Labels, Split},
 };
 use sparse24_train::{
     method::PhaseKind,
@@ -217,6 +217,15 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
                  run's own tokenizer"
             );
             return Err(Failure::new(Exit::Input, problem));
+        }
+        if let RunData::Task(Examples { source, classes, .. }) = &data
+            && source.task.labels == Labels::Found
+            && source.classes.is_empty()
+        {
+            let names = classes.join(", ");
+            note(format_args!(
+                "the model's classes have no names; they are taken for {names:.999}"
+            ));
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let masks = model.checkpoint.mask_hash().map(|hash| hash.to_hex().to_string());

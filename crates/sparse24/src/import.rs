@@ -42,7 +42,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let names = task::TASKS.iter().map(|task| task.name);
         task::find(name).ok_or_else(|| unknown("--task", name, names))
     });
-    let head = task.transpose()?.map_or(Head::Pretrained, Head::Task);
+    let task = task.transpose()?;
+    let head = task.map_or(Head::Pretrained, Head::Task);
     let initial = Initial::import(&args.path, args.tokenizer, head)?;
     let mut remarks = initial.remarks(None);
     let mut settings = initial.settings();
@@ -62,16 +63,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // As many hypotheses are translated at once.
         settings.push("batch.size=32".to_owned());
     }
-    if let (Some(task), Some(prediction)) = (&args.task, spec.prediction()) {
+    if let (Some(task), Some(prediction)) = (task, spec.prediction()) {
+        let task::Task { name: task, labels: kind, .. } = *task;
         settings.push(format!("task.name={}", quote(task)));
         settings.push(format!("task.outputs={}", prediction.outputs()));
-        let finds = task::find(task).is_some_and(|task| task.labels == Labels::Found);
         // Without names, the classes are those of the data, in ascending order.
-        if finds && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class)) {
+        if kind == Labels::Found
+            && labels.iter().zip(0..).any(|(name, class)| *name != numbered(class))
+        {
             settings.push(format!("task.classes={}", class_list(&labels)));
         }
         // Only the user knows whether they mean the same.
-        if let Some(Labels::Named(names)) = task::find(task).map(|task| task.labels) {
+        if let Labels::Named(names) = kind {
             let unknown = labels.iter().zip(names).zip(0..).filter(|((label, name), class)| {
                 !label.eq_ignore_ascii_case(name) && **label != numbered(*class)
             });

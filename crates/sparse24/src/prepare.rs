@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use serde_json::json;
 use sparse24_run::{
     Error, ErrorKind,
-    data::{DEFAULT_PIECES, FEWEST, HeldOut, Preparation, TokenizerKind, TokenizerSource},
+    data::{
+        DEFAULT_PIECES, FEWEST, HeldOut, Preparation, Tokenizer, TokenizerKind, TokenizerSource,
+    },
 };
 
 use crate::{
@@ -94,6 +96,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "{validation} of {all} tokens are for validation, not {asked}: the split is between \
              two documents"
         ));
+    }
+    if let TokenizerSource::File(path) = &args.tokenizer {
+        Tokenizer::read(path)?.remark().into_iter().for_each(note);
     }
     if args.json {
         let summary = json!({

@@ -222,7 +222,8 @@ impl Initial {
         let dropped = self.dropped.join(", ");
         let dropped = (!dropped.is_empty())
             .then(|| format!("left out {dropped}, which the model does not have"));
-        tokenizer.into_iter().chain(biases).chain(dropped).collect()
+        let guess = self.tokenizer.as_ref().and_then(Tokenizer::remark);
+        tokenizer.into_iter().chain(guess).chain(biases).chain(dropped).collect()
     }
 
     /// Why the tokenizer in its folder cannot be used, if there is one.

@@ -263,12 +263,24 @@ fn a_step_that_did_not_end_is_repeated_to_the_bit_or_refused() {
             if let Err(error) = train(&mut trainer) {
                 assert!(error.to_string().contains("restore"), "{error}");
                 assert!(trainer.skip_step().is_err() && trainer.parameter_states().is_err());
+                assert!(trainer.next_logits(&[1]).is_err());
+                assert!(trainer.gradient_noise(&noise).is_err());
+                assert!(trainer.evaluate(&Validation::of(&recipe), 1).is_err());
                 trainer.restore(3, &states).expect("its own states");
                 refused += 1;
             }
             assert!(finish(&mut trainer) == expected, "operation {operations}");
             if is_dropped {
                 assert_eq!(refused, 1);
+                let weights: Vec<_> = states.iter().map(|s| (&*s.name, &*s.weight)).collect();
+                let late = trainer.start_from(&weights).expect_err("step 5").to_string();
+                assert!(late.contains("found 5"), "{late}");
+                trainer.restore(0, &states).expect("its own states");
+                left.store(1, Relaxed);
+                trainer.start_from(&weights).expect_err("lost");
+                left.store(usize::MAX, Relaxed);
+                let torn = train(&mut trainer).expect_err("torn").to_string();
+                assert!(torn.contains("restore"), "{torn}");
                 break;
             }
             operations += 1;

@@ -251,6 +251,16 @@ impl Tokenizer {
         }
     }
 
+    /// A remark for the user, if the rules of a `vocab.txt` were guessed.
+    #[must_use]
+    pub fn remark(&self) -> Option<String> {
+        match self {
+            #[cfg(feature = "tokenizers")]
+            Self::WordPiece(tokenizer) => tokenizer.remark(),
+            _ => None,
+        }
+    }
+
     /// The tokens that stand for no text, the mask token last; none but WordPiece has any.
     #[must_use]
     pub fn special_tokens(&self) -> Vec<u32> {

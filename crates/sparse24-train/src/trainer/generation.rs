@@ -40,6 +40,7 @@ impl Trainer {
     /// If the prompt is empty.
     pub fn start_logits(&mut self, prompt: &[u32]) -> Result<Copied, Error> {
         assert!(!prompt.is_empty(), "a prompt has a token");
+        self.check_whole()?;
         let phase = *self.phase();
         let window = &prompt[prompt.len().saturating_sub(self.recipe.batch.sequence_length)..];
         let shape = BatchShape { size: 1, sequence_length: window.len() };
@@ -105,6 +106,7 @@ impl Trainer {
     }
 
     fn check_translates(&self) -> Result<(), Error> {
+        self.check_whole()?;
         let translates = self.recipe.model.inputs() == Inputs::Translation;
         if translates { Ok(()) } else { Err(no_translation()) }
     }

@@ -52,9 +52,7 @@ impl Trainer {
     /// Number of 4x4 tiles of all sparsifiable weights.
     #[must_use]
     pub fn tiles(&self) -> usize {
-        let tiles =
-            self.parameters().sparsifiable().map(|parameter| parameter.weight.elements() / 16);
-        tiles.sum()
+        self.parameters().sparsifiable().map(|parameter| parameter.weight.elements() / 16).sum()
     }
 
     /// Passes every sparsifiable weight, with its masks around the last step, to `look`; the flips
@@ -100,10 +98,9 @@ impl Trainer {
                 return Ok(());
             };
             let values = backend.download(dz)?;
-            let is_sampled = |number| Site::new(Purpose::Mvue, number) == site;
             let mut numbered = (0..).zip(parameters.iter());
-            let name = numbered.find(|&(number, _)| is_sampled(number));
-            let name = name.map_or(String::new(), |(_, parameter)| parameter.spec.name.clone());
+            let of = numbered.find(|&(number, _)| Site::new(Purpose::Mvue, number) == site);
+            let name = of.map_or(String::new(), |(_, parameter)| parameter.spec.name.clone());
             let (variance, square) = noise_of(&values, dz.shape, estimator);
             noise.push(GradientNoise { name, variance, square });
             Ok(())

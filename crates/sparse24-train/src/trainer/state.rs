@@ -75,9 +75,9 @@ impl Trainer {
         self.copy_out(Vec::new())?()
     }
 
-    /// Refuses a state between two steps.
+    /// Refuses a state between two steps, or half loaded.
     pub(super) fn check_whole(&self) -> Result<(), Error> {
-        let problem = "a step started and did not end; restore a state before you go on";
+        let problem = "a step or a load did not end; restore a state before you go on";
         let (name, problem) = ("the trainer".to_owned(), problem.to_owned());
         if self.is_torn { Err(Error::Parameter { name, problem }) } else { Ok(()) }
     }
@@ -199,7 +199,8 @@ impl Trainer {
     /// Replaces the initial weights by these, given by name and row-major; masks are searched.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where one is missing, repeated, of another size or of no parameter.
+    /// [`Error::Setting`] after the first step; [`Error::Parameter`] where one is missing,
+    /// repeated, of another size or of no parameter.
     pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
         self.check_names(weights.iter().map(|&(name, _)| name))?;
         self.start_partly_from(weights, |_| false)
@@ -215,24 +216,27 @@ impl Trainer {
         weights: &[(&str, &[f32])],
         is_new: impl Fn(&str) -> bool,
     ) -> Result<(), Error> {
+        self.check_whole()?;
+        limits::check("trainer", self.step() == 0, "one at step 0", self.step())?;
         let mut found = Vec::new();
         for parameter in self.allocated.parameters.iter() {
             let name = &parameter.spec.name;
-            match weights.iter().find(|(given, _)| given == name) {
-                Some((_, values)) => {
-                    sized(parameter, "a weight", &[values.len()])?;
-                    found.push((parameter.weight, *values));
-                }
-                None if is_new(name) => {}
-                None => return Err(missing(parameter, "weight")),
+            if let Some((_, values)) = weights.iter().find(|(given, _)| given == name) {
+                sized(parameter, "a weight", &[values.len()])?;
+                found.push((parameter.weight, *values));
+            } else if !is_new(name) {
+                return Err(missing(parameter, "weight"));
             }
         }
+        self.is_torn = true;
         for (to, values) in found {
             self.backend.upload(to, values)?;
         }
         self.allocated.averages.start(&mut *self.backend, &self.allocated.parameters)?;
         self.memories.fill(Memory::default());
-        self.prepare_weights(Refreshed::All)
+        self.prepare_weights(Refreshed::All)?;
+        self.is_torn = false;
+        Ok(())
     }
 }
 
@@ -268,11 +272,10 @@ fn whole<'a>(
     for (what, values) in always.into_iter().chain(second).chain(average) {
         sized(parameter, what, &[values.len()])?;
     }
+    let fit = |is_fit, problem| if is_fit { Ok(()) } else { Err(unfit(parameter, problem)) };
     let (has_v, v) = (parameter.second_moment.is_some(), &state.second_moment);
-    if !v.iter().all(|&v| has_v && v >= 0.0) {
-        let problem = "its second moment is negative, or not of this optimizer";
-        return Err(unfit(parameter, problem));
-    }
+    let is_fit = v.iter().all(|&v| has_v && v >= 0.0);
+    fit(is_fit, "its second moment is negative, or not of this optimizer")?;
     let (WeightOperand::Pruned(kind, values), Some(pruned)) = (forward, parameter.pruned) else {
         return Ok(state);
     };
@@ -285,12 +288,10 @@ fn whole<'a>(
         let order = state.row_order.as_ref().ok_or_else(|| missing("order of rows"))?;
         let mut rows = order.clone();
         rows.sort_unstable();
-        if !rows.into_iter().eq(0..parameter.weight.shape[0] as u32) {
-            return Err(unfit(parameter, "its order of rows does not name each row once"));
-        }
-        if !is_permuted(both, mask, order) {
-            return Err(unfit(parameter, "its mask of dgrad is not 2:4 within its mask and order"));
-        }
+        let names_each = rows.into_iter().eq(0..parameter.weight.shape[0] as u32);
+        fit(names_each, "its order of rows does not name each row once")?;
+        let is_fit = is_permuted(both, mask, order);
+        fit(is_fit, "its mask of dgrad is not 2:4 within its mask and order")?;
     }
     match values {
         KeptValues::SoftThreshold if state.scale.is_none() => Err(missing("scale")),

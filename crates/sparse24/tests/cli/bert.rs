@@ -72,7 +72,7 @@ fn what_a_bert_cannot_do_is_refused() {
         ),
     ] {
         place.refuses(line, code, pattern);
-        assert!(!place.path("other").exists(), "{line}: left something behind");
+        assert!(!place.has("other"), "{line}: left something behind");
     }
     let (out, _) = place.exits("resume run --set steps=14", 0);
     assert!(out.contains("next            sparse24 export run DIR\n"), "{out}");

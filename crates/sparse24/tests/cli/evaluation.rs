@@ -1,7 +1,5 @@
 //! `sparse24 eval` and `sparse24 sample`.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use sparse24_run::checkpoint;
 
@@ -63,7 +61,7 @@ fn the_moving_average_is_kept_evaluated_and_exported() {
         let [average, weights] = ["--ema", ""].map(|ema| {
             let out = format!("{step}{ema}");
             place.answer(&format!("export {saved} {out} {more} {ema}"));
-            fs::read(place.path(&format!("{out}/model.safetensors"))).unwrap()
+            place.bytes(&format!("{out}/model.safetensors"))
         });
         assert!(average != weights);
     }
@@ -136,7 +134,7 @@ fn a_checkpoint_of_another_model_is_refused() {
 #[test]
 fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     let place = Place::trained("");
-    fs::create_dir_all(place.path("folder/checkpoints/step-00000001")).unwrap();
+    place.folder("folder/checkpoints/step-00000001");
     let refuse = |what: &str, pattern: &str| {
         for line in [format!("eval {what}"), format!("sample {what}"), format!("export {what} out")]
         {
@@ -149,7 +147,7 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     refuse("run/checkpoints/step-00000011", "step-00000011: does not exist");
     refuse("folder/checkpoints/step-00000001", "step-00000001: *RUN/checkpoints/step-NNNNNNNN");
     place.write("folder/config.toml", place.read("run/config.toml"));
-    fs::remove_dir_all(place.path("folder/checkpoints")).unwrap();
+    place.remove("folder/checkpoints");
     refuse("folder", "folder: *checkpoint");
     // A checkpoint is evaluated with the settings that it was saved with.
     let answer = place.answer("eval run");
@@ -166,11 +164,10 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
     }
     place.write("run/tokenizer.json", "{}");
     place.refuses("eval run --data text", 3, "run/tokenizer.json: *missing field");
-    fs::remove_file(place.path("run/tokenizer.json")).unwrap();
+    place.remove("run/tokenizer.json");
     place.refuses("sample run", 3, "run/tokenizer.json: is missing");
     place.write("run/tokenizer.json", tokenizer);
 
-    fs::create_dir(place.path("foreign")).unwrap();
     place.write("foreign/train.bin", [1, 0, 2, 0]);
     place.write("foreign/val.bin", [99, 0]);
     place.write("capitals", "THE QUICK BROWN FOX".repeat(20));
@@ -194,14 +191,13 @@ fn eval_sample_and_export_refuse_what_is_not_a_run_or_was_changed() {
 fn a_model_without_a_tokenizer_takes_only_ids_of_its_vocabulary() {
     let place = Place::new();
     for (folder, vocabulary) in [("small", 10), ("large", 20)] {
-        fs::create_dir(place.path(folder)).unwrap();
         let ids: Vec<u8> = (0..500_u16).flat_map(|id| (id % vocabulary).to_le_bytes()).collect();
         place.write(&format!("{folder}/train.bin"), &ids);
         place.write(&format!("{folder}/val.bin"), &ids);
     }
     let answer = place.answer(&format!("train {TINY} --data small --out run"));
     assert!(!answer.contains("sparse24 sample") && answer.contains("sparse24 export"), "{answer}");
-    assert!(!place.path("run/tokenizer.json").exists());
+    assert!(!place.has("run/tokenizer.json"));
     place.answer("eval run");
     for (line, pattern) in [
         ("eval run --data large", "20*10"),

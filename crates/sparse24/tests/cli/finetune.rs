@@ -1,7 +1,5 @@
 //! Fine-tuning: from a pre-trained model to scores, through an interruption, and what is refused.
 
-use std::fs;
-
 use serde_json::json;
 
 use crate::support::{Place, SAVED};
@@ -12,14 +10,13 @@ const CRAMMED: &str = "--set model.kind=crammed-bert --set model.activation=gegl
 
 /// A folder of a task whose label is whether the sentence has an x.
 pub(crate) fn data(place: &Place) {
-    fs::create_dir_all(place.path("task")).unwrap();
     for (name, count) in [("train.tsv", 48), ("dev.tsv", 20)] {
         let row = |i: usize| {
             let label = i % 3 % 2;
             let sentence = if label == 1 { "xx" } else { "aa" };
             format!("s\t{label}\t\t{sentence} {}\n", i % 7)
         };
-        fs::write(place.path("task").join(name), (0..count).map(row).collect::<String>()).unwrap();
+        place.write(&format!("task/{name}"), (0..count).map(row).collect::<String>());
     }
 }
 
@@ -58,7 +55,7 @@ fn a_model_is_fine_tuned_from_either_family() {
         let other = place.json("eval tuned --data task --json");
         assert_eq!(other["loss"], report["loss"]);
         place.exits("report tuned --out page.html", 0);
-        let page = fs::read_to_string(place.path("page.html")).unwrap();
+        let page = place.read("page.html");
         assert!(page.contains("Score of the task") && page.contains("matthews"), "no score");
         place.refuses("sample tuned --prompt a", 3, "tuned does not generate text: it is");
         // A fine-tuned model is a start too, with a new head.
@@ -70,7 +67,6 @@ fn a_model_is_fine_tuned_from_either_family() {
 /// A folder of questions like SQuAD's, whose answer is where the letters x and y are. Some contexts
 /// take more than one window.
 pub(crate) fn questions(place: &Place) {
-    fs::create_dir_all(place.path("squad")).unwrap();
     for (name, count) in [("train-v1.1.json", 60), ("dev-v1.1.json", 12)] {
         let paragraph = |i: usize| {
             let letters = |count: usize, by: usize| -> String {
@@ -125,7 +121,7 @@ fn answers_are_found_by_either_family() {
         let other = place.json("eval tuned --data squad/dev-v1.1.json --json");
         assert_eq!(other["loss"], report["loss"]);
         place.exits("report tuned --out page.html", 0);
-        assert!(fs::read_to_string(place.path("page.html")).unwrap().contains("Score of the task"));
+        assert!(place.read("page.html").contains("Score of the task"));
         place.refuses("eval tuned short --predictions x", 2, "--predictions: writes the answers");
         place.refuses("eval tuned --predictions answers.json", 3, "answers.json: already exists");
         place.refuses("eval run --predictions x", 2, "--predictions: run answers no questions");
@@ -141,17 +137,15 @@ fn answers_are_found_by_either_family() {
 #[test]
 fn a_model_keeps_the_names_of_its_classes() {
     let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
-    for (folder, classes) in [
-        ("colours", &["red", "green", "blue"][..]),
-        ("fewer", &["red", "green"]),
-        ("others", &["red", "green", "amber"]),
-    ] {
-        fs::create_dir(place.path(folder)).unwrap();
-        let rows: String = classes.iter().map(|class| format!("a {class},{class}\n")).collect();
+    let table = |folder: &str, classes: &str| {
+        let rows: String = classes.split(' ').map(|class| format!("a {class},{class}\n")).collect();
         for name in ["train.csv", "validation.csv"] {
             place.write(&format!("{folder}/{name}"), format!("text,label\n{}", rows.repeat(9)));
         }
-    }
+    };
+    table("colours", "red green blue");
+    table("fewer", "red green");
+    table("others", "red green amber");
     let tune = "finetune --task classification --data colours --init-from run --epochs 40 \
                 --set optimizer.learning_rate=0.02 --set batch.size=9 --out tuned --json";
     assert_eq!(place.json(tune)["scores"]["accuracy"], 1.0);
@@ -176,21 +170,15 @@ fn a_model_keeps_the_names_of_its_classes() {
     }
     place.exits("import exported unnamed --task classification", 0);
     place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
-    fs::create_dir(place.path("numbers")).unwrap();
-    let rows: String = (0..12).map(|class| format!("a {class},{class}\n")).collect();
-    for name in ["train.csv", "validation.csv"] {
-        place.write(&format!("numbers/{name}"), format!("text,label\n{rows}"));
-    }
+    let (_, said) = place.exits("eval unnamed --data colours", 0);
+    assert!(said.contains("taken for blue, green, red"), "{said}");
+    table("numbers", "-2 -1 0 1 2 3 4 5 6 7 8 9 10");
     place
         .answer("finetune --task classification --data numbers --init-from run --epochs 1 --out n");
     place.answer("export n numbered");
-    assert_eq!(place.value("numbered/config.json")["id2label"]["10"], "10");
+    assert_eq!(place.value("numbered/config.json")["id2label"]["12"], "10");
     // A configuration that holds these names could not be read again.
-    fs::create_dir(place.path("long")).unwrap();
-    let rows: String = ["a", "b"].map(|label| format!("t,{}\n", label.repeat(40_000))).concat();
-    for name in ["train.csv", "dev.csv"] {
-        place.write(&format!("long/{name}"), format!("text,label\n{rows}"));
-    }
+    table("long", &["a", "b"].map(|class| class.repeat(40_000)).join(" "));
     place.answer("finetune --task classification --data long --init-from run --epochs 1 --out far");
     place.answer("eval far");
 }
@@ -199,8 +187,7 @@ fn a_model_keeps_the_names_of_its_classes() {
 fn what_cannot_be_fine_tuned_is_refused() {
     let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
     data(&place);
-    fs::create_dir(place.path("empty")).unwrap();
-    fs::create_dir(place.path("large")).unwrap();
+    place.folder("empty");
     for name in ["train.csv", "dev.csv"] {
         place.write(&format!("large/{name}"), "text,label\r\na,1e20\r\n");
     }
@@ -254,7 +241,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
         ("finetune --task cola --data task --init-from task".to_owned(), 3, "task/config.json"),
     ] {
         place.refuses(&line, code, pattern);
-        assert!(!place.path("other").exists(), "{line}: left something behind");
+        assert!(!place.has("other"), "{line}: left something behind");
     }
 }
 
@@ -262,9 +249,8 @@ fn what_cannot_be_fine_tuned_is_refused() {
 fn several_tasks_and_seeds_make_a_table() {
     let place = Place::trained(&format!("{BERT} --set data.tokenizer=byte"));
     data(&place);
-    fs::create_dir(place.path("glue")).unwrap();
-    fs::rename(place.path("task"), place.path("glue/CoLA")).unwrap();
-    fs::create_dir(place.path("glue/other")).unwrap();
+    place.rename("task", "glue/CoLA");
+    place.folder("glue/other");
     let glue =
         "glue --init-from run --data glue --seeds 3,5 --epochs 2 --set batch.size=8 --out all";
     let table = place.json(&format!("{glue} --json"));
@@ -281,12 +267,12 @@ fn several_tasks_and_seeds_make_a_table() {
     let all = "--set run.checkpoint_every=1 --set run.keep_last=16777216";
     let huge = glue.replace("--epochs 2", "--epochs 1000000000").replace("all", "huge");
     place.refuses(&format!("{huge} {all}"), 4, "huge: the checkpoints of 2 runs need *MiB of disk");
-    assert!(!place.path("huge").exists());
+    assert!(!place.has("huge"));
     // Again, with one run lost and one kept.
-    fs::remove_dir_all(place.path("all/cola/seed-5")).unwrap();
-    let kept = fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap();
+    place.remove("all/cola/seed-5");
+    let kept = place.bytes("all/cola/seed-3/metrics.jsonl");
     assert_eq!(place.json(&format!("{glue} --json")), table);
-    assert_eq!(fs::read(place.path("all/cola/seed-3/metrics.jsonl")).unwrap(), kept);
+    assert_eq!(place.bytes("all/cola/seed-3/metrics.jsonl"), kept);
     let text = place.answer(glue);
     assert!(text.contains("cola") && text.contains("average"), "{text}");
     // Again, with a damaged checkpoint.
@@ -294,7 +280,6 @@ fn several_tasks_and_seeds_make_a_table() {
     assert_eq!(place.json(&format!("{glue} --json")), table);
     assert_eq!(place.timeless("all/cola/seed-3").len(), 12);
     // Labels that are all the same correlate with nothing.
-    fs::create_dir(place.path("glue/sts-b")).unwrap();
     for name in ["train.tsv", "dev.tsv"] {
         place.write(&format!("glue/sts-b/{name}"), "1.0\taa\tab\n".repeat(9));
     }
@@ -303,7 +288,6 @@ fn several_tasks_and_seeds_make_a_table() {
     assert_eq!(undefined["averages"], json!([null, null]), "{undefined}");
     place.answer("export all/sts-b/seed-3 exported");
     place.train("second", &format!("{BERT} --set data.tokenizer=byte --seed 8"));
-    fs::create_dir_all(place.path("moved/cola")).unwrap();
     for name in ["train.tsv", "dev.tsv"] {
         place.write(&format!("moved/cola/{name}"), place.read(&format!("glue/CoLA/{name}")));
     }

@@ -79,7 +79,7 @@ impl Hostile {
         }
         let run = self.place.path("run");
         fs::create_dir(&run).unwrap();
-        fs::create_dir(self.place.path("outside")).unwrap();
+        self.place.folder("outside");
         for (name, contents) in &self.whole {
             match contents {
                 None => fs::create_dir(run.join(name)).unwrap(),
@@ -113,8 +113,7 @@ fn hostile_glue() -> Hostile {
     let place = Place::new();
     place.train("base", &format!("{BERT} --set data.tokenizer=byte"));
     data(&place);
-    fs::create_dir(place.path("glue")).unwrap();
-    fs::rename(place.path("task"), place.path("glue/cola")).unwrap();
+    place.rename("task", "glue/cola");
     let line = format!(
         "glue --init-from base --data glue --seeds 1,2 --epochs 2 --set batch.size=8 {SAVED} \
          --out run"
@@ -259,7 +258,6 @@ fn what_is_read_outside_is_printed_first() {
 fn an_arm_that_leads_outside_is_not_reported() {
     let hostile = hostile_study();
     let place = &hostile.place;
-    fs::create_dir_all(place.path("outside/secret")).unwrap();
     place.write("outside/secret/config.toml", "");
     symlink(place.path("outside"), place.path("run/other")).unwrap();
     symlink(place.path("outside/secret"), place.path("run/dense/other")).unwrap();
@@ -300,7 +298,7 @@ fn what_a_folder_says_is_harmless() {
 fn a_model_folder_is_not_left() {
     let place = Place::trained("");
     place.answer("export run gpt2");
-    fs::rename(place.path("gpt2/config.json"), place.path("secret")).unwrap();
+    place.rename("gpt2/config.json", "secret");
     symlink(place.path("secret"), place.path("gpt2/config.json")).unwrap();
     for line in ["import gpt2 new", "train --init-from gpt2 --out new"] {
         place.refuses(line, 3, "gpt2/config.json: is a link out of its folder");

@@ -1,7 +1,5 @@
 //! A DeiT: what follows its training, and its refusals.
 
-use std::fs;
-
 use crate::support::Place;
 
 const PNG: &[u8] = include_bytes!("../../../../tests/src/hardening/rgb.png");
@@ -10,9 +8,7 @@ const PNG: &[u8] = include_bytes!("../../../../tests/src/hardening/rgb.png");
 fn write_images(place: &Place, folder: &str, classes: &[&str]) {
     for split in ["train", "val"] {
         for class in classes {
-            let class = format!("{folder}/{split}/{class}");
-            fs::create_dir_all(place.path(&class)).unwrap();
-            fs::write(place.path(&format!("{class}/a.png")), PNG).unwrap();
+            place.write(&format!("{folder}/{split}/{class}/a.png"), PNG);
         }
     }
 }

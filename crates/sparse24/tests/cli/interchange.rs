@@ -36,7 +36,7 @@ fn place() -> Place {
     let answer = place.answer("export run gpt2");
     let end = "wrote no tokenizer: those of the kind char are not exported\n";
     assert!(answer.contains("13 zero biases") && answer.ends_with(end), "{answer}");
-    assert!(!place.path("gpt2/tokenizer.json").exists());
+    assert!(!place.has("gpt2/tokenizer.json"));
     assert_eq!(place.value("gpt2/config.json")["eos_token_id"], Value::Null);
     place
 }
@@ -72,12 +72,12 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     let place = Place::trained("--set data.tokenizer=byte");
     place.answer("export run hf");
     assert!(!place.answer("import hf known").contains("tokenizer"));
-    assert!(place.path("known/tokenizer.json").exists());
+    assert!(place.has("known/tokenizer.json"));
     place.edit("hf/tokenizer.json", "\"a\":97", "\"a\":98");
     place.edit("hf/tokenizer.json", "\"b\":98", "\"b\":97");
     let remark = "is not supported (tokenizer.json: /model/type: expected";
     assert!(place.answer("import hf other").contains(remark));
-    assert!(!place.path("other/tokenizer.json").exists());
+    assert!(!place.has("other/tokenizer.json"));
     for (line, pattern) in [
         ("sample other", "other has no tokenizer.json*cannot read or write text"),
         ("eval other --data text", "text: is text, which this model has no tokenizer for"),
@@ -93,15 +93,14 @@ fn a_folders_own_tokenizer_is_not_replaced() {
         place.refuses(line, 3, pattern);
     }
     // Its ids are read from shards that name no tokenizer.
-    fs::create_dir(place.path("ids")).unwrap();
     for split in ["train", "val"] {
         let ids = (0..=u16::from(u8::MAX)).flat_map(u16::to_le_bytes);
         place.write(&format!("ids/{split}.bin"), ids.collect::<Vec<_>>());
     }
     place.answer("train --data ids --steps 2 --set backend.threads=1 --init-from hf --out ids-run");
-    assert!(!place.path("ids-run/tokenizer.json").exists());
+    assert!(!place.has("ids-run/tokenizer.json"));
     assert!(!place.answer("import hf named --tokenizer byte").contains("tokenizer"));
-    fs::remove_file(place.path("hf/tokenizer.json")).unwrap();
+    place.remove("hf/tokenizer.json");
     let remark = "tokenizer byte, assumed from the vocabulary of 256";
     assert!(place.answer("import hf assumed").contains(remark));
     let line = format!("train {TINY} --set data.tokenizer=byte --init-from hf --out new");
@@ -164,7 +163,7 @@ fn an_exported_model_is_imported_with_the_same_weights() {
     }
     assert!(place.answer("import gpt2 unbiased").contains("model.bias = false"));
     assert!(place.read("unbiased/config.toml").contains("bias = false"));
-    assert!(!place.path("unbiased/tokenizer.json").exists(), "27 tokens could be any tokenizer");
+    assert!(!place.has("unbiased/tokenizer.json"), "27 tokens could be any tokenizer");
 }
 
 const BERT: &str = "--set model.kind=bert --set model.bias=true --set model.activation=gelu-erf \
@@ -191,7 +190,7 @@ fn a_bert_goes_out_and_comes_back() {
     }
     assert!(place.model("more-run", 2) == place.model("more-out", 2));
     // A tokenizer that is not known.
-    fs::remove_file(place.path("out/tokenizer.json")).unwrap();
+    place.remove("out/tokenizer.json");
     place.write("out/vocab.txt", "[PAD]\n[MASK]\n");
     let answer = place.answer("import out words");
     assert!(answer.contains("token ids, not text, the last of which it takes for its mask"));
@@ -234,7 +233,12 @@ fn a_bert_of_words_goes_out_and_comes_back() {
         place.answer(&format!("resume more-{file} --set steps=5"));
         let _ = fs::remove_file(place.path("out/tokenizer.json"));
     }
+    place.remove("out/tokenizer_config.json");
+    let remark = "decide: capital letters become lower case";
     let pieces = place.read("out/vocab.txt");
+    assert!(place.answer("import out guessed").contains(remark));
+    let line = "prepare --data text --tokenizer out/vocab.txt --out again";
+    assert!(place.exits(line, 0).1.contains(remark));
     let (fewer, _) = pieces.trim_end().rsplit_once('\n').unwrap();
     place.write("out/vocab.txt", fewer);
     let remark = place.answer("import out fewer");
@@ -273,7 +277,6 @@ fn models_that_answer_are_exported() {
 fn fine_tuned_models_are_exported_with_their_heads() {
     for (model, class) in [(BERT, "Bert"), ("--set data.tokenizer=byte", "GPT2")] {
         let place = Place::trained(model);
-        fs::create_dir(place.path("task")).unwrap();
         for name in ["train.tsv", "dev.tsv"] {
             let row = |i: usize| format!("s\t{}\t\tword {i}\n", i % 2);
             place.write(&format!("task/{name}"), (0..16).map(row).collect::<String>());
@@ -344,7 +347,6 @@ fn impossible_exports_and_imports_are_refused() {
     for (folder, config) in
         [("llama", r#"{"model_type":"llama","hidden_size":64}"#), ("seven", "7")]
     {
-        fs::create_dir(place.path(folder)).unwrap();
         place.write(&format!("{folder}/config.json"), config);
     }
     for (line, code, pattern) in [
@@ -398,7 +400,7 @@ fn a_run_starts_with_given_weights() {
     place.answer("resume a");
     assert!(place.saved("a", 12) == end);
 
-    fs::create_dir(place.path("folder")).unwrap();
+    place.folder("folder");
     for (settings, from, pattern) in [
         (
             "model.d_model=32 --set model.layers=3 --set model.activation=geglu",
@@ -430,7 +432,7 @@ fn a_run_starts_with_given_weights() {
 fn initial_weights_bring_their_shape() {
     let place = place();
     place.shard("gpt2/model.safetensors", "shards", "h.0");
-    fs::copy(place.path("gpt2/config.json"), place.path("shards/config.json")).unwrap();
+    place.write("shards/config.json", place.bytes("gpt2/config.json"));
     let end = place.model("run", 12);
     for (from, more) in [
         ("run", ""),
@@ -444,7 +446,7 @@ fn initial_weights_bring_their_shape() {
             assert!(config.contains(line), "{line}: {config}");
         }
         assert!(place.model(out, 0) == end, "{from} {more}");
-        fs::remove_dir_all(place.path("runs")).unwrap();
+        place.remove("runs");
     }
 }
 
@@ -465,7 +467,7 @@ fn the_page_about_other_programs_is_true() {
         let data = values.flat_map(f32::to_le_bytes).collect();
         ((*name).to_owned(), (Dtype::F32, shape.to_vec(), data))
     };
-    fs::create_dir(place.path("whole")).unwrap();
+    place.folder("whole");
     write_tensors(&place, "whole", &llama.iter().map(tensor).collect());
     place.shard("whole/model.safetensors", "llama", "lm_head");
     let masked = |text: &str| {
@@ -492,15 +494,15 @@ fn the_page_about_other_programs_is_true() {
 #[test]
 fn one_process_at_a_time_writes_a_file_or_folder() {
     let place = Place::trained("");
-    fs::create_dir(place.path(".tmp-out")).unwrap();
+    place.folder(".tmp-out");
     place.write("run/.tmp-report.html", "half");
     for (line, aside) in [("export run out", ".tmp-out"), ("report run", "run/.tmp-report.html")] {
         let other = fs::File::open(place.path(aside)).unwrap();
         other.lock().unwrap();
         place.refuses(line, 4, "cannot write *: another process is writing it; wait for it");
-        assert!(place.path(aside).exists(), "{aside}");
+        assert!(place.has(aside), "{aside}");
         drop(other);
         place.answer(line);
-        assert!(!place.path(aside).exists(), "{aside}");
+        assert!(!place.has(aside), "{aside}");
     }
 }

@@ -78,9 +78,6 @@ fn unusable_texts_folders_and_shares_are_refused() {
     let place = Place::new();
     place.write("one", "x");
     place.write("spaces", " ".repeat(300_000) + "x");
-    for folder in ["mine", "nanogpt"] {
-        fs::create_dir(place.path(folder)).unwrap();
-    }
     place.write("mine/thesis.tex", "years of work");
     place.write("nanogpt/train.bin", [1, 0]);
     place.write("text", "to be, or not to be\n".repeat(50));

@@ -40,7 +40,7 @@ fn assert_lists(listed: &str, patterns: &[&str]) {
 #[test]
 fn pruned_matrices_verify_and_other_tensors_are_unchanged() {
     let place = place();
-    let before = fs::read(place.path("in")).unwrap();
+    let before = place.bytes("in");
     let before = SafeTensors::deserialize(&before).unwrap();
     for mask in ["transposable", "row", "column"] {
         let listed = place.answer(&format!("prune in out --mask {mask}"));
@@ -54,7 +54,7 @@ fn pruned_matrices_verify_and_other_tensors_are_unchanged() {
                 "2 tensors pruned*, 3 copied: out",
             ],
         );
-        let after = fs::read(place.path("out")).unwrap();
+        let after = place.bytes("out");
         let after = SafeTensors::deserialize(&after).unwrap();
         for name in ["h.0.mlp.bias", "wte.weight", "odd.weight"] {
             assert_eq!(after.tensor(name).unwrap(), before.tensor(name).unwrap(), "{name}");
@@ -128,10 +128,10 @@ fn a_model_in_several_files_is_pruned_like_one() {
     ] {
         place.write(&format!("model/{name}"), contents);
     }
-    fs::create_dir(place.path("model/1_Pooling")).unwrap();
+    place.folder("model/1_Pooling");
     let before = place.tree("model");
     place.answer("prune in one --mask row");
-    let one = fs::read(place.path("one")).unwrap();
+    let one = place.bytes("one");
     let one = SafeTensors::deserialize(&one).unwrap();
     for (input, out) in [("model", "pruned"), ("model/model.safetensors.index.json", "again")] {
         let listed = place.answer(&format!("prune {input} {out} --mask row"));
@@ -168,10 +168,10 @@ fn a_model_in_several_files_is_pruned_like_one() {
 #[test]
 fn unusable_files_and_arguments_are_refused() {
     let place = place();
-    let whole = fs::read(place.path("in")).unwrap();
+    let whole = place.bytes("in");
     place.write("cut", &whole[..whole.len() - 1]);
     place.write("nothing", b"\x02\0\0\0\0\0\0\0{}");
-    fs::create_dir(place.path("folder")).unwrap();
+    place.folder("folder");
     for (line, code, pattern) in [
         ("verify nowhere", 3, "nowhere: *does not exist"),
         ("verify cut", 3, "cut: *tensor `"),
@@ -216,13 +216,13 @@ fn only_a_regular_file_is_replaced_and_links_are_followed() {
     assert!(!kind("socket").is_file() && kind("to-null").is_symlink(), "something was replaced");
 
     place.answer("prune in out --mask row");
-    let expected = fs::read(place.path("out")).unwrap();
-    fs::create_dir(place.path("folder")).unwrap();
-    fs::copy(place.path("in"), place.path("folder/old")).unwrap();
+    let expected = place.bytes("out");
+    place.folder("folder");
+    place.write("folder/old", place.bytes("in"));
     for (link, target) in [("to-old", "folder/old"), ("to-new", "folder/new")] {
         symlink(target, place.path(link)).unwrap();
         place.answer(&format!("prune in {link} --mask row"));
         assert!(kind(link).is_symlink(), "{link} was replaced");
-        assert!(fs::read(place.path(target)).unwrap() == expected, "{target}");
+        assert!(place.bytes(target) == expected, "{target}");
     }
 }

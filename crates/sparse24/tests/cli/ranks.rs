@@ -174,7 +174,7 @@ fn ranks_stop_with_their_launcher() {
         let line = format!("launch -n 2 -- train {TINY} {LONG} {FOUR} --out {run}");
         let mut launcher = reached(&place, &line, &run, 20)?;
         let id = launcher.id();
-        let ranks = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        let ranks = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
         let rank = ranks.split_whitespace().last()?;
         assert!(Command::new("kill").args(["-KILL", rank]).status().unwrap().success());
         launcher.wait().unwrap().code()
@@ -234,7 +234,7 @@ fn ranks_that_do_not_fit_are_refused() {
         let is_told =
             |(found, message): &(_, String)| *found == Some(code) && is_like(message, expected);
         assert!(ends.iter().all(is_told), "{ends:?}");
-        drop(std::fs::remove_dir_all(place.path("run")));
+        drop(fs::remove_dir_all(place.path("run")));
     }
     for (line, code, pattern) in [
         ("train --rank 0 --world 2 --rendezvous 127.0.0.1:9", 2, "SPARSE24_SECRET: is not set"),
@@ -332,7 +332,7 @@ fn one_line_changes_settings_that_decide_no_bits() {
         place.answer(&format!("{line} --data ./text"));
         let end = (place.saved(run, 12), place.timeless(run));
         place.rewind(run, [10, 12]);
-        fs::rename(place.path("text"), place.path("moved")).unwrap();
+        place.rename("text", "moved");
         let line =
             format!("{line} --data moved --config more.toml --set backend.cuda_graphs=false");
         let notes = place.notes(&line);
@@ -347,7 +347,7 @@ fn one_line_changes_settings_that_decide_no_bits() {
         // A resume changed it meanwhile.
         place.answer(&format!("resume {run} --set run.keep_every=3"));
         assert!(place.notes(&line).contains("from here on with run.keep_every=6"));
-        fs::rename(place.path("moved"), place.path("text")).unwrap();
+        place.rename("moved", "text");
     }
 }
 
@@ -357,7 +357,7 @@ fn resume_or_start_needs_the_initial_model_only_once() {
     let line = "train --set data.path=text --set steps=3 --set batch.size=2 \
         --set backend.threads=1 --init-from run --out next --resume-or-start";
     place.answer(line);
-    fs::rename(place.path("run"), place.path("gone")).unwrap();
+    place.rename("run", "gone");
     place.answer(line);
     let pattern = "model.d_model: expected 16*found 32";
     place.refuses(&format!("{line} --set model.d_model=32"), 2, pattern);

@@ -18,7 +18,7 @@ fn unusable_data_is_refused() {
     place.write("one", "x");
     place.write("short", "the quick brown");
     place.write("shorter", "the quick brow");
-    fs::create_dir_all(place.path("mixed/folder")).unwrap();
+    place.folder("mixed/folder");
     place.write("mixed/b", b"to\x89PNG");
     place.write("spaces", " \n");
     for (data, pattern) in [
@@ -43,7 +43,7 @@ fn unusable_shards_are_refused() {
     let place = Place::new();
     place.answer("prepare --data text --tokenizer char --out prepared");
     let train = format!("train {TINY} --data prepared --out new");
-    let whole = fs::read(place.path("prepared/train.bin")).unwrap();
+    let whole = place.bytes("prepared/train.bin");
     let flipped = |at: usize| {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
@@ -60,12 +60,11 @@ fn unusable_shards_are_refused() {
     place.write("prepared/train.bin", &whole);
     let line = format!("train {TINY} --set data.tokenizer=byte --data prepared --out new");
     place.refuses(&line, 2, "data.tokenizer: *`byte`*prepared*`char`");
-    fs::remove_file(place.path("prepared/tokenizer.json")).unwrap();
+    place.remove("prepared/tokenizer.json");
     place.refuses(&train, 3, "prepared/train.bin: *tokenizer.json");
-    fs::write(place.path("prepared/train_val_1.bin"), &whole).unwrap();
+    place.write("prepared/train_val_1.bin", &whole);
     place.refuses(&train, 3, "train_val_1.bin: *both train and val");
 
-    fs::create_dir(place.path("foreign")).unwrap();
     let ids = [7_u16, 255, 300, 1].map(u16::to_le_bytes).concat();
     place.write("foreign/train.bin", ids);
     place.write("foreign/val.bin", [1, 0]);
@@ -76,7 +75,6 @@ fn unusable_shards_are_refused() {
 #[test]
 fn a_run_directory_must_be_new_or_empty() {
     let place = Place::trained("");
-    fs::create_dir(place.path("mine")).unwrap();
     place.write("mine/thesis.tex", "years of work");
     for (out, code, pattern) in [
         ("run", 3, "run: *empty run directory*resume"),
@@ -87,7 +85,7 @@ fn a_run_directory_must_be_new_or_empty() {
     ] {
         place.refuses(&format!("train {TINY} --out {out}"), code, pattern);
     }
-    fs::create_dir(place.path("empty")).unwrap();
+    place.folder("empty");
     place.train("empty", "");
     #[cfg(unix)]
     {
@@ -110,7 +108,7 @@ fn two_processes_never_write_one_run() {
     assert_eq!(second.status.code(), Some(4));
     let error = sentence(&second);
     assert!(is_like(&error, &format!("next: *in use*{}", first.id())), "{error}");
-    fs::remove_file(place.path("next/lock")).unwrap();
+    place.remove("next/lock");
     let third = sentence(&place.command("resume next").output().unwrap());
     assert!(!cfg!(unix) || is_like(&third, "next: *in use*"), "a lock is deleted: {third}");
     place.answer("eval next");
@@ -199,10 +197,10 @@ fn a_model_beyond_the_memory_is_refused() {
 #[test]
 fn plans_that_cannot_be_replayed_are_refused() {
     let place = Place::trained("");
-    assert!(!place.path("run/plans.json").exists(), "nothing is timed on a CPU");
+    assert!(!place.has("run/plans.json"), "nothing is timed on a CPU");
     place.write("none", "{}");
     place.train("new", "--plans none");
-    fs::create_dir(place.path("folder")).unwrap();
+    place.folder("folder");
     let gpu = r#"{"device": "NVIDIA Z1 (sm_999)", "gemm wgrad 8x8x8 strides 8, 8, 8": "0"}"#;
     place.write("gpu", gpu);
     for (plans, pattern) in [

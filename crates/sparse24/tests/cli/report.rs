@@ -1,6 +1,6 @@
 //! `sparse24 report`, the instruments, and the page in a browser.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{path::PathBuf, process::Command};
 
 use serde_json::Value;
 
@@ -19,14 +19,14 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
         assert!(page.starts_with("<!DOCTYPE html>") && page.contains("12, finished"), "{page}");
     }
     assert!(place.read("fst/report.html").contains("dense from 11"));
-    fs::remove_file(place.path("fst/report.html")).unwrap();
+    place.remove("fst/report.html");
     assert_eq!(place.answer("report fst dense"), "fst/report.html\n");
     assert_eq!(place.answer("report fst dense --out both.html"), "both.html\n");
     assert!(place.read("both.html") == place.read("fst/report.html"));
     place.exits(&format!("train {TINY} --set optimizer.learning_rate=1e30 --out failed"), 5);
     let page = place.read("failed/report.html");
     assert!(page.contains("unfinished") && page.contains("is not finite"), "{page}");
-    fs::create_dir(place.path("empty")).unwrap();
+    place.folder("empty");
     let many = " fst".repeat(17);
     for (line, code, message) in [
         ("nowhere", 3, "nowhere: * no such directory"),
@@ -47,8 +47,7 @@ fn training_leaves_a_page_and_runs_are_compared_in_one() {
         notes.contains("remove it") && notes.contains("`sparse24 report fst` writes"),
         "{notes}"
     );
-    fs::create_dir(place.path("bare")).unwrap();
-    fs::copy(place.path("fst/config.toml"), place.path("bare/config.toml")).unwrap();
+    place.write("bare/config.toml", place.bytes("fst/config.toml"));
     place.refuses("report bare --figure loss --out a.svg", 2, "it has: none*metrics.jsonl");
     for _ in ["new", "replaced"] {
         let line = "report fst dense --figure quickstart --out figure.svg";
@@ -186,7 +185,7 @@ fn lost_metrics_are_reported() {
     // The report still shows them.
     let report = place.read("run/report.html");
     assert!(place.read("run/report.1.html").contains("12, finished") && report.contains("lost"));
-    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    place.remove("run/metrics.jsonl");
     let notes = place.notes("resume run");
     assert!(notes.contains("the lost metrics, is kept as report.html"), "{notes}");
     assert_eq!(place.read("run/report.html"), report);

@@ -1,7 +1,5 @@
 //! `sparse24 lambda-search`, and runs that take their lambda from it.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
 use crate::support::{Place, SAVED, TINY, is_like, text};
@@ -34,7 +32,7 @@ fn a_search_trains_the_first_steps_of_whole_runs_once() {
         place.train(arm, &format!("--set run.flip_every=1 {method} --seed 8"));
         assert_eq!(place.timeless(&format!("s/{arm}/seed-8")), place.timeless(arm)[..9]);
     }
-    assert!(!place.path("s/dense/seed-8/checkpoints").exists(), "only results are kept");
+    assert!(!place.has("s/dense/seed-8/checkpoints"), "only results are kept");
 
     let before = place.tree("s");
     let (_, answer, _) = place.run(&line(seeds));
@@ -48,7 +46,7 @@ fn a_search_trains_the_first_steps_of_whole_runs_once() {
     assert!(place.path(&format!("{added}/checkpoints/step-00000009/manifest.json")).is_file());
 
     place.refuses(&line("1e-2"), 3, "s/search.toml: *arm lambda-0e0, found no arm lambda-0e0; *");
-    fs::remove_dir_all(place.path(added)).unwrap();
+    place.remove(added);
     place.train(added, "--set run.flip_every=1");
     let message = format!("{added}: is a run with method.lambda = *, expected *");
     place.refuses(&line("0.3,1e-2,0,0.1 --seeds 7,8"), 3, &message);
@@ -139,7 +137,7 @@ fn a_run_takes_its_lambda_from_a_search_with_its_settings_and_data() {
     let line = format!("train {TINY} {auto} --out new");
     place.refuses(&line, 3, "s/search.json: searched on data other *");
     place.write("text", corpus);
-    fs::remove_dir_all(place.path("s")).unwrap();
+    place.remove("s");
     place.refuses(&line, 3, "s/search.json: does not exist, expected the results of *");
     place.rewind("run", [12]);
     place.answer("resume run");
@@ -162,11 +160,9 @@ fn lambda_auto_searches_before_the_run() {
     place.train("given", &format!("{settings} --lambda {lambda}"));
     assert!(place.saved("run", 12) == place.saved("given", 12));
     // A report of the search is no run.
-    fs::create_dir(place.path("again")).unwrap();
-    fs::rename(place.path("run/lambda-search"), place.path("again/lambda-search")).unwrap();
+    place.rename("run/lambda-search", "again/lambda-search");
     place.answer("report run --out again/report.html");
     place.answer(&format!("{line} again"));
-    fs::create_dir(place.path("taken")).unwrap();
     place.write("taken/thesis", "");
     for out in ["taken", "run"] {
         let message = format!("{out}: already holds *, expected a new or empty run directory; *");
@@ -201,7 +197,7 @@ fn a_flip_rate_explosion_is_logged_once_and_changes_no_result() {
     place.answer("resume run");
     assert_eq!(log().matches("flip-rate explosion").count(), 1);
     place.rewind("run", [12]);
-    fs::remove_dir_all(place.path("dense")).unwrap();
+    place.remove("dense");
     place.answer("resume run");
     assert!(log().contains("flip rates are not compared"));
     assert!(place.saved("run", 12) == place.saved("fst", 12));
@@ -223,7 +219,7 @@ fn decay_that_does_nothing_is_reported_after_the_warm_up() {
         let is_reported = |text: &str| text.contains("step 100: masked decay is probably too weak");
         assert_eq!(is_reported(&notes), is_weak, "{settings}: {notes}");
         assert_eq!(is_reported(&place.read("run/log.txt")), is_weak, "{settings}");
-        fs::remove_dir_all(place.path("run")).unwrap();
+        place.remove("run");
     }
     let notes = place.notes(&format!("train {TINY} --method ste --set method.lambda=1 --out run"));
     assert!(notes.contains("method.lambda has no effect: ste "), "{notes}");

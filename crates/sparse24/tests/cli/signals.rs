@@ -211,7 +211,7 @@ fn a_signal_leaves_nothing_of_a_prepare() {
             }
             let output = child.wait_with_output().unwrap();
             if output.status.success() {
-                fs::remove_dir_all(place.path("out")).unwrap();
+                place.remove("out");
                 return None;
             }
             let notes = String::from_utf8(output.stderr).unwrap();

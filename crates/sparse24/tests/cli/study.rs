@@ -1,7 +1,5 @@
 //! `sparse24 study`: its runs and results, the same after interruptions, and its refusals.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
 use crate::support::{Place, TINY, is_like, text};
@@ -53,8 +51,8 @@ fn a_study_trains_its_runs_once() {
     let results = place.read("s/study.json");
     place.answer(&line("--out many --jobs 4 --keep results"));
     assert_eq!(place.read("many/study.json"), results, "jobs do not change results");
-    assert!(place.path("s/fst/seed-1/checkpoints/step-00000010").exists());
-    assert!(!place.path("many/fst/seed-1/checkpoints").exists());
+    assert!(place.has("s/fst/seed-1/checkpoints/step-00000010"));
+    assert!(!place.has("many/fst/seed-1/checkpoints"));
     let before = place.tree("many");
     place.answer(&line("--out many"));
     assert!(place.tree("many") == before, "finished runs need no checkpoints");
@@ -66,10 +64,8 @@ fn a_study_trains_its_runs_once() {
     assert_eq!(place.read("again/study.json"), results, "the resolved file is a study");
 
     // Only the small files of some finished runs are copied, as to another machine.
-    fs::create_dir(place.path("carried")).unwrap();
     place.write("carried/study.toml", place.read("s/study.toml"));
     for run in ["dense/seed-1", "strong/seed-3", "fst/seed-2"] {
-        fs::create_dir_all(place.path(&format!("carried/{run}"))).unwrap();
         for file in ["config.toml", "metrics.jsonl", "provenance.json"] {
             let file = format!("{run}/{file}");
             place.write(&format!("carried/{file}"), place.read(&format!("s/{file}")));
@@ -168,7 +164,7 @@ fn damaged_members_are_named() {
     }
     place.write("s/fst/seed-2/provenance.json", "");
     place.answer(&line("--out s"));
-    fs::remove_file(place.path("s/strong/seed-3/config.toml")).unwrap();
+    place.remove("s/strong/seed-3/config.toml");
     let (_, err) = place.exits(&line("--out s"), 3);
     assert!(is_like(&err, &format!("error: s/strong/seed-3: *config.toml{again}")), "{err}");
 }
@@ -229,7 +225,7 @@ mod signals {
             (child.wait().unwrap().code() == Some(143)).then_some(out)
         });
         assert!(place.path(&out).join("study.json").exists(), "the results so far can be read");
-        fs::rename(place.path("text"), place.path("moved")).unwrap();
+        place.rename("text", "moved");
         let line = line(&format!("{settings} --data moved --out {out}"));
         let (_, said) = place.exits(&line, 3);
         let pattern = "seed-1: is a run with data.path*change data.path in the run's config.toml";
@@ -238,7 +234,7 @@ mod signals {
             .iter()
             .flat_map(|arm| [1, 2].map(|seed| format!("{out}/{arm}/seed-{seed}/config.toml")))
         {
-            if place.path(&run).exists() {
+            if place.has(&run) {
                 place.edit(&run, "/text\"", "/moved\"");
             }
         }

@@ -45,8 +45,37 @@ impl Place {
         self.0.path().join(name)
     }
 
+    /// A path in a folder, which is made.
+    fn new_path(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    pub(crate) fn folder(&self, name: &str) {
+        fs::create_dir_all(self.path(name)).unwrap();
+    }
+
     pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
-        fs::write(self.path(name), contents).unwrap();
+        fs::write(self.new_path(name), contents).unwrap();
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.path(from), self.new_path(to)).unwrap();
+    }
+
+    /// Removes a file or a folder.
+    pub(crate) fn remove(&self, name: &str) {
+        let path = self.path(name);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    }
+
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
     }
 
     pub(crate) fn read(&self, name: &str) -> String {
@@ -204,7 +233,6 @@ impl Place {
     pub(crate) fn shard(&self, file: &str, folder: &str, first: &str) {
         let whole = fs::read(self.path(file)).unwrap();
         let whole = SafeTensors::deserialize(&whole).unwrap();
-        fs::create_dir_all(self.path(folder)).unwrap();
         let mut map = serde_json::Map::new();
         for (number, is_first) in [(1, true), (2, false)] {
             let name = format!("model-0000{number}-of-00002.safetensors");

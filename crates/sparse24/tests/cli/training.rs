@@ -213,7 +213,6 @@ fn prepared_and_foreign_shards_train() {
         files
     });
     assert!(text == shards, "the same tokens train the same model");
-    fs::create_dir(place.path("foreign")).unwrap();
     let ids: Vec<u8> = (0..2000_u16).flat_map(|i| (i * 7 % 50).to_le_bytes()).collect();
     for name in ["web_train_000001.bin", "web_train_000002.bin", "web_val_000000.bin"] {
         place.write(&format!("foreign/{name}"), &ids);
@@ -221,7 +220,7 @@ fn prepared_and_foreign_shards_train() {
     place.train("foreign-run", "--data foreign");
     let line = format!("train {TINY} --set data.tokenizer=byte --data foreign --out bytes");
     assert!(place.notes(&line).contains("their ids are read as bytes"));
-    assert!(place.path("foreign-run/data.json").exists());
+    assert!(place.has("foreign-run/data.json"));
     let shard = place.path("foreign/web_val_000000.bin");
     let line = format!("train --data {} --out x", shard.display());
     place.refuses(&line, 3, "token shard*name a folder");

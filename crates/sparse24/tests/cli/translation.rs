@@ -20,7 +20,6 @@ fn write_pairs(place: &Place) {
         };
         (from..from + count).map(sentence).collect()
     };
-    std::fs::create_dir_all(place.path("pairs")).unwrap();
     for (language, name) in ["en", "de"].into_iter().enumerate() {
         place.write(&format!("pairs/train.{name}"), lines(language, 0, 40));
         place.write(&format!("pairs/val.{name}"), lines(language, 3, 6));
@@ -146,7 +145,7 @@ fn what_a_transformer_cannot_read_or_do_is_refused() {
     ] {
         let (code, _, error) = place.run(&format!("{train} --set {set}"));
         assert!(code != Some(0) && error.contains(expected), "{set}: {code:?} {error}");
-        assert!(!place.path("other").exists(), "{set}");
+        assert!(!place.has("other"), "{set}");
     }
     place.edit("pairs/train.de", "der", "die");
     let (code, _, error) = place.run("resume en-de --set steps=13");

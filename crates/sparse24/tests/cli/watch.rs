@@ -2,7 +2,6 @@
 #![cfg(unix)]
 
 use std::{
-    fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Child, Stdio},
@@ -89,11 +88,11 @@ fn a_page_follows_its_runs_through_what_happens_to_them() {
     place.write("run/metrics.jsonl", "what?");
     until("metrics.jsonl has no step");
     // A link is not followed.
-    fs::remove_file(place.path("run/metrics.jsonl")).unwrap();
+    place.remove("run/metrics.jsonl");
     place.write("elsewhere", &whole);
     std::os::unix::fs::symlink(place.path("elsewhere"), place.path("run/metrics.jsonl")).unwrap();
     until("symbolic link");
-    fs::rename(place.path("run"), place.path("later")).unwrap();
+    place.rename("run", "later");
     let moved = until("run: run: is not a run directory");
     assert!(!moved.contains("later: later: is not"), "{moved}");
     place.train("run", "");

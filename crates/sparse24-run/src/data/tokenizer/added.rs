@@ -10,9 +10,9 @@ use crate::{Error, disk, json, tensors::shards::check_inside};
 /// Bytes of the largest file that is read.
 const LARGEST: u64 = 4 << 20;
 
-/// Returns the `tokenizer_config.json` beside a tokenizer's file, or an empty object if there is
-/// none. Fails if it, `own` (the contents of that file if it is a `tokenizer.json`) or another file
-/// beside it adds a token that is not `known`.
+/// Returns the `tokenizer_config.json` beside a tokenizer's file, or null if there is none. Fails
+/// if it, `own` (the contents of that file if it is a `tokenizer.json`) or another file beside it
+/// adds a token that is not `known`.
 ///
 /// # Errors
 /// [`Error::File`] for the first such token, a damaged file, or a link out of the folder;
@@ -34,7 +34,9 @@ pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<
             Ok(bytes) => {
                 json::parse(&bytes, json::VALUES).map_err(|problem| Error::file(&path, problem))?
             }
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Map::new(),
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                return Ok(Value::Null);
+            }
             Err(error) => return Err(error),
         };
         let is_list = name == "added_tokens.json";

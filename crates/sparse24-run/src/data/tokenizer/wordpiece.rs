@@ -67,6 +67,7 @@ struct Parts {
     vocabulary: Vocabulary,
     model: Model,
     special: [u32; 5],
+    is_guessed: bool,
 }
 
 impl PartialEq for WordPiece {
@@ -98,16 +99,15 @@ impl TryFrom<Vocabulary> for WordPiece {
                 return Err(format!("the ids {other} and {id} have the same piece {piece:?}"));
             }
         }
-        let special = SPECIAL.map(|token| ids.get(token).copied().ok_or(token));
-        if let Some(Err(token)) = special.iter().find(|id| id.is_err()) {
-            return Err(format!("has no {token}"));
+        let mut special = [0; 5];
+        for (id, token) in special.iter_mut().zip(SPECIAL) {
+            *id = *ids.get(token).ok_or_else(|| format!("has no {token}"))?;
         }
-        let special = special.map(|id| id.expect("all are there"));
         // Starts from an empty map, so that its type needs no name.
         let mut vocab = Model::read_bytes(b"").expect("no line is broken");
         vocab.extend(ids);
         let model = Model::builder().vocab(vocab).build().expect("reads no file");
-        Ok(Self(Arc::new(Parts { vocabulary, model, special })))
+        Ok(Self(Arc::new(Parts { vocabulary, model, special, is_guessed: false })))
     }
 }
 
@@ -122,6 +122,16 @@ impl WordPiece {
     #[must_use]
     pub fn special(&self) -> [u32; 5] {
         self.0.special
+    }
+
+    pub(super) fn remark(&self) -> Option<String> {
+        let case = if self.0.vocabulary.lowercase { "become lower case" } else { "are kept" };
+        self.0.is_guessed.then(|| {
+            format!(
+                "no tokenizer_config.json is beside the vocabulary, so its pieces decide: capital \
+                 letters {case}"
+            )
+        })
     }
 
     pub(super) fn encode(&self, text: &str) -> Vec<u32> {
@@ -237,33 +247,40 @@ impl WordPiece {
 
     /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
     /// `tokenizer_config.json` beside the first must not contradict it; beside the second, it sets
-    /// the rules. Without it, text becomes lower case unless some piece has a capital letter. No
-    /// tokens other than [`SPECIAL`] may be added.
+    /// the rules, with the defaults of `BertTokenizer`, which capital letters in the pieces must
+    /// not contradict. Only where that file is missing, the rules are guessed: text becomes lower
+    /// case unless some piece has a capital letter. No tokens other than [`SPECIAL`] may be added.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         let refuse = |problem: String| Error::file(path, problem);
-        let is_json = |path: &Path| path.extension().is_some_and(|end| end == "json");
+        let is_json = path.extension().is_some_and(|end| end == "json");
         let bytes = disk::read_small(path, LARGEST)?;
         // Each line takes far more memory than its bytes.
         let lines = 1 + bytes.trim_ascii_end().iter().filter(|&&byte| byte == b'\n').count();
-        if !is_json(path) && lines > MOST_PIECES {
+        if !is_json && lines > MOST_PIECES {
             return Err(refuse(format!("has {lines} pieces, expected at most {MOST_PIECES}")));
         }
-        let vocabulary = if is_json(path) {
+        let (vocabulary, config) = if is_json {
             let json = json::parse(&bytes, MOST_VALUES).map_err(refuse)?;
             drop(bytes);
-            let vocabulary = of_json(&json).map_err(refuse)?;
-            agree(&vocabulary, &config_beside(path, &json, &SPECIAL)?).map_err(refuse)?;
-            vocabulary
+            (of_json(&json).map_err(refuse)?, config_beside(path, &json, &SPECIAL)?)
         } else {
             let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
             let pieces = text.lines().map(|line| line.trim_end().to_owned()).collect();
-            of_lines(pieces, &config_beside(path, &Value::Null, &SPECIAL)?)
+            let config = config_beside(path, &Value::Null, &SPECIAL)?;
+            (of_lines(pieces, &config), config)
         };
-        let advice = "not a WordPiece vocabulary";
-        vocabulary.try_into().map_err(|problem: String| refuse(format!("{advice}: {problem}")))
+        let class = config["tokenizer_class"].as_str();
+        // Other classes take the rules of `tokenizer.json`.
+        if !config.is_null() && (!is_json || class.is_some_and(|is| is.starts_with("BertToken"))) {
+            agree(&vocabulary, &config).map_err(refuse)?;
+        }
+        let refuse = |problem| refuse(format!("not a WordPiece vocabulary: {problem}"));
+        let mut words = Self::try_from(vocabulary).map_err(refuse)?;
+        Arc::get_mut(&mut words.0).expect("it is new").is_guessed = config.is_null() && !is_json;
+        Ok(words)
     }
 }
 
@@ -278,45 +295,34 @@ fn split(rules: &Vocabulary, text: &str) -> PreTokenizedString {
 }
 
 fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
-    let has_capital = || {
-        let ordinary = pieces.iter().filter(|piece| !piece.starts_with('['));
-        ordinary.flat_map(|piece| piece.chars()).any(char::is_uppercase)
-    };
-    let lowercase = config["do_lower_case"].as_bool().unwrap_or_else(|| !has_capital());
-    let strip_accents = config["strip_accents"].as_bool().unwrap_or(lowercase);
-    let split_ideographs = config["tokenize_chinese_chars"].as_bool().unwrap_or(true);
+    let mut ordinary = pieces.iter().filter(|piece| !piece.starts_with('['));
+    // Some capital letters, such as ℝ, have no lower case.
+    let is_lower = |piece: &String| piece.chars().all(|c| c.to_lowercase().eq([c]));
+    let [lowercase, strip_accents, split_ideographs] = rules(config, ordinary.all(is_lower));
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
 }
 
-/// Refuses a `tokenizer_config.json` whose rules differ from those of `tokenizer.json`. Only the
-/// classes `BertTokenizer` and `BertTokenizerFast` apply them, so no other class is checked.
+/// The keys of the rules in a `tokenizer_config.json`.
+const RULES: [&str; 3] = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"];
+
+/// The rules of a `tokenizer_config.json`, with this one for lower case if it has none.
+fn rules(config: &Value, lowercase: bool) -> [bool; 3] {
+    let rule = |at: usize, default| config[RULES[at]].as_bool().unwrap_or(default);
+    let lowercase = rule(0, lowercase);
+    [lowercase, rule(1, lowercase), rule(2, true)]
+}
+
+/// Refuses a `tokenizer_config.json` whose rules differ from those of the vocabulary.
 fn agree(vocabulary: &Vocabulary, config: &Value) -> Result<(), String> {
-    let takes = |class: &Value| class.as_str().is_some_and(|class| class.starts_with("BertToken"));
-    if !takes(&config["tokenizer_class"]) {
-        return Ok(());
-    }
-    let lowercase = config["do_lower_case"].as_bool().unwrap_or(true);
-    for (key, asked, has) in [
-        ("do_lower_case", lowercase, vocabulary.lowercase),
-        (
-            "strip_accents",
-            config["strip_accents"].as_bool().unwrap_or(lowercase),
-            vocabulary.strip_accents,
-        ),
-        (
-            "tokenize_chinese_chars",
-            config["tokenize_chinese_chars"].as_bool().unwrap_or(true),
-            vocabulary.split_ideographs,
-        ),
-    ] {
-        if asked != has {
-            return Err(format!(
-                "contradicts tokenizer_config.json: {key} is {has} here and {asked} there \
-                 (perhaps by default); change one of them"
-            ));
-        }
-    }
-    Ok(())
+    let &Vocabulary { lowercase, strip_accents, split_ideographs, .. } = vocabulary;
+    let has = [lowercase, strip_accents, split_ideographs];
+    let mut all = RULES.iter().zip(rules(config, true)).zip(has);
+    all.find(|((_, asked), has)| asked != has).map_or(Ok(()), |((key, asked), has)| {
+        Err(format!(
+            "contradicts tokenizer_config.json: {key} is {has} by this file and {asked} by that \
+             (perhaps by default); change one of them"
+        ))
+    })
 }
 
 /// The vocabulary of a `tokenizer.json`, if its rules are BERT's.
@@ -420,7 +426,28 @@ mod tests {
         let cased = read("tokenizer.json", good.to_string()).unwrap();
         assert_eq!(cased, read("vocab.txt", lines("A\n")).unwrap());
         assert!(!cased.vocabulary().lowercase && !cased.vocabulary().strip_accents);
-        assert!(read("vocab.txt", lines("a")).unwrap().vocabulary().lowercase);
+        let beside = folder.path().join("tokenizer_config.json");
+        for (piece, config, expected) in [
+            ("A", "", "false Some"),
+            ("ℝ", "", "true Some"),
+            ("ℝ", "{}", "true None"),
+            ("A", "{}", "vocab.txt: contradicts"),
+            ("A", r#"{"do_lower_case":true}"#, "true None"),
+        ] {
+            if !config.is_empty() {
+                fs::write(&beside, config).unwrap();
+            }
+            let found = read("vocab.txt", lines(piece)).map_or_else(
+                |error| error.to_string(),
+                |words| format!("{} {:?}", words.vocabulary().lowercase, words.remark()),
+            );
+            assert!(found.contains(expected), "{piece} {config}: {found}");
+        }
+        fs::remove_file(&beside).unwrap();
+        let refuses = |name: &str, text: String, expected: &str| {
+            let error = read(name, text).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains(name), "{expected}: {error}");
+        };
         for (name, text, expected) in [
             ("vocab.txt", "[PAD]\n[UNK]\nthe".to_owned(), "has no [CLS]"),
             ("vocab.txt", lines("a\nb\na"), "ids 5 and 7 have the same piece \"a\""),
@@ -428,12 +455,10 @@ mod tests {
             ("a.json", "{".to_owned(), "EOF"),
             ("a.json", r#"{"model":{"type":"BPE"}}"#.to_owned(), "\"WordPiece\", found \"BPE\""),
         ] {
-            let error = read(name, text.clone()).unwrap_err().to_string();
-            assert!(error.contains(expected) && error.contains(name), "{text}: {error}");
+            refuses(name, text, expected);
         }
         let many: Vec<String> = (0..=MOST_PIECES).map(|piece| piece.to_string()).collect();
-        let error = read("vocab.txt", many.join("\n")).unwrap_err().to_string();
-        assert!(error.contains("has 1048577 pieces, expected at most 1048576"), "{error}");
+        refuses("vocab.txt", many.join("\n"), "has 1048577 pieces, expected at most 1048576");
         // One long piece: our own file would be larger than what is read again.
         let long = folder.path().join("vocab.txt");
         fs::write(&long, lines(&"x".repeat(14 << 20))).unwrap();
@@ -443,32 +468,29 @@ mod tests {
         {
             fs::write(&long, lines("a")).unwrap();
             let outside = tempfile::NamedTempFile::new().unwrap();
-            let beside = folder.path().join("tokenizer_config.json");
             std::os::unix::fs::symlink(outside.path(), &beside).unwrap();
             let error = WordPiece::read(&long).unwrap_err().to_string();
             assert!(error.contains("tokenizer_config.json: is a link out of its"), "{error}");
-            fs::remove_file(beside).unwrap();
+            fs::remove_file(&beside).unwrap();
         }
         // Our own files agree; a cased vocabulary with the default of `BertTokenizer` does not.
         for (config, expected) in [
             (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": false }), ""),
-            (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case is false here"),
+            (json!({ "tokenizer_class": "BertTokenizer" }), "do_lower_case is false"),
             (json!([0]), "expected a map"),
             (json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), ""),
             (json!({ "pad_token": "[PAD]", "mask_token": { "content": "[MASK]" } }), ""),
             (json!({ "added_tokens_decoder": { "5": { "content": "A" } } }), "token \"A\" is not"),
         ] {
-            fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            fs::write(&beside, config.to_string()).unwrap();
             let found = read("tokenizer.json", good.to_string())
                 .map_or_else(|e| e.to_string(), |_| String::new());
             assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{found}");
         }
         good["added_tokens"] = json!([{ "id": 1, "content": "[UNK]" }, { "content": "A" }]);
-        let error = read("a.json", good.to_string()).unwrap_err().to_string();
-        assert!(error.contains("a.json: the added token \"A\" is not supported"), "{error}");
+        refuses("a.json", good.to_string(), "a.json: the added token \"A\" is not supported");
         good["model"]["vocab"]["A"] = 7.into();
-        let error = read("a.json", good.to_string()).unwrap_err().to_string();
-        assert!(error.contains("\"A\": expected an id below 6, found 7"), "{error}");
+        refuses("a.json", good.to_string(), "\"A\": expected an id below 6, found 7");
     }
 
     proptest! {
