@@ -3,8 +3,6 @@
 
 use std::{
     borrow::Cow,
-    fs,
-    io::ErrorKind,
     num::NonZeroU32,
     path::{Path, PathBuf},
 };
@@ -90,13 +88,19 @@ impl Model {
         })
     }
 
-    /// Reads a checkpoint, and locates one anew if a training run has removed it meanwhile.
+    /// Reads a checkpoint, and another one if a training run has removed it meanwhile.
     fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
+        let mut located = locate()?;
         loop {
-            let located = locate()?;
             let from = located.2.clone();
             match Self::located(located) {
-                Err(_) if !disk::exists(&from) => {}
+                Err(error) if !disk::exists(&from) => {
+                    located = locate()?;
+                    // A link that leads nowhere.
+                    if located.2 == from {
+                        return Err(error);
+                    }
+                }
                 read => return read,
             }
         }
@@ -336,15 +340,16 @@ fn locate(path: &Path) -> Result<Located, Error> {
         ));
     }
     let confined = confine(path)?;
+    let mut before = None;
     let latest = loop {
         let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
         // A run that trains may have removed one meanwhile.
-        let is_gone = |path: &Path| {
-            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
-        if !latest.refused.iter().any(|(refused, _)| is_gone(refused)) {
+        let mut refused = latest.refused.iter().map(|(refused, _)| refused);
+        let gone = refused.find(|refused| !disk::exists(refused)).cloned();
+        if gone.is_none() || gone == before {
             break latest;
         }
+        before = gone;
     };
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),
