@@ -16,7 +16,7 @@ use super::{
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, of_same_data, of_tokenizer},
     metrics::best,
-    snapshot::{ends, no_dataset, restore, scale, take_average},
+    snapshot::{check_weights, ends, no_dataset, restore, scale, take_average},
 };
 use crate::{
     Error,
@@ -26,10 +26,11 @@ use crate::{
     disk::{self, Confined, confine},
     images::{ImageSource, Images},
     task::{Examples, TaskSource},
-    translation::{PairSource, Pairs},
+    translation::{LENGTHS, LONGER, PairSource, Pairs},
 };
 use sparse24_train::{
     method::{KeptValues, Phase, WeightOperand},
+    model::ModelSpec,
     trainer::{Recipe, Trainer},
 };
 
@@ -282,6 +283,19 @@ impl Model {
         Ok(())
     }
 
+    /// Leaves a Transformer memory for sentences of at most this many tokens, and for their
+    /// translations. Its positions are computed, so no tensor bounds the length that a checkpoint
+    /// names.
+    #[must_use]
+    pub fn for_sentences(mut self, longest: usize) -> Self {
+        if let ModelSpec::Transformer(_) = self.recipe.model {
+            let needed = (longest + LONGER).next_multiple_of(LENGTHS).max(BUSY_TOKENS);
+            let most = &mut self.config.model.sequence_length;
+            *most = needed.min(*most);
+        }
+        self
+    }
+
     /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
@@ -291,22 +305,26 @@ impl Model {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.replicas = NonZeroU32::MIN;
-        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
-        restore(&mut trainer, checkpoint).map_err(|error| match error {
+        let unfit = |error| match error {
             Error::Parameter { .. } => Error::file(
                 &run,
                 format!("its checkpoint is not one of its configuration: {error}"),
             ),
             other => other,
-        })?;
+        };
+        check_weights(&recipe.model, &checkpoint.weights, |_| false).map_err(unfit)?;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
+        restore(&mut trainer, checkpoint).map_err(unfit)?;
         Ok(trainer)
     }
 }
 
+/// Tokens that keep a CPU busy; more at once would only cost memory.
+const BUSY_TOKENS: usize = 1024;
+
 /// Batch size of evaluations, during and after training: the loss is summed in these parts, and its
-/// bits depend on them. More than keeps a CPU busy would only cost memory.
+/// bits depend on them.
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
-    const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
         "cpu" => (BUSY_TOKENS / config.model.sequence_length).clamp(1, config.batch.size),
         _ => config.batch.size,

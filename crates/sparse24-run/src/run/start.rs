@@ -17,7 +17,7 @@ use super::{
     provenance::fingerprint,
     ranks::set_up,
     saving::{check_space, former_ends, kept_ends, raised_rate, sparse_again},
-    snapshot::{phase_ends, position, restore, snapshot},
+    snapshot::{check_weights, phase_ends, position, restore, snapshot},
     training::is_due,
 };
 use crate::{
@@ -143,22 +143,28 @@ impl Run {
         let table = initial.and_then(|weights| weights.iter().find(table));
         let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
         let vocabulary = vocabulary(&config, &data, rows);
+        let is_new = match data {
+            RunData::Text(_) | RunData::Pairs(_) => |_: &str| false,
+            RunData::Task(_) => is_of_head,
+            RunData::Images(_) => |name: &str| name.starts_with("head."),
+        };
+        if let Some(weights) = initial {
+            check_weights(&config.recipe(vocabulary)?.model, weights, is_new)?;
+        }
         let mut trainer = trainer_in(group, &config, vocabulary)?;
         data.check_evaluation(trainer.recipe(), config.run.eval_tokens)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
         if let Some(weights) = initial {
-            check_given(weights, &trainer)?;
             let named: Vec<_> = weights
                 .iter()
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
                 .collect();
             match data {
                 RunData::Text(_) | RunData::Pairs(_) => trainer.start_from(&named)?,
-                RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
-                RunData::Images(_) => {
-                    trainer.start_partly_from(&named, |name| name.starts_with("head."))?;
+                RunData::Task(_) | RunData::Images(_) => {
+                    trainer.start_partly_from(&named, is_new)?;
                 }
             }
         }
@@ -316,6 +322,8 @@ impl Run {
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
+                let model = config.recipe(vocabulary)?.model;
+                check_weights(&model, &checkpoint.weights, |_| false)?;
                 trainer = begin()?;
                 let kept = kept_ends(&checkpoint.state, trainer.recipe(), is_kept);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe(), &kept));
@@ -508,26 +516,6 @@ impl Run {
             must_resume: false,
         }
     }
-}
-
-/// Refuses given weights of another shape than their parameter's, such as `[in, out]`, which is as
-/// large as `[out, in]`, or with values that are not finite.
-fn check_given(weights: &[NamedTensor], trainer: &Trainer) -> Result<(), Error> {
-    for parameter in trainer.parameters().iter() {
-        let (name, expected) = (&parameter.spec.name, parameter.spec.shape);
-        let Some(given) = weights.iter().find(|tensor| tensor.name == *name) else { continue };
-        // Checkpoints hold a single row as a vector.
-        if given.shape != expected && (expected[0] != 1 || given.shape != expected[1..]) {
-            let advice = match given.shape == [expected[1], expected[0]] {
-                true => "; transpose it",
-                false => "",
-            };
-            let problem = format!("expected the shape {expected:?}, found {:?}", given.shape);
-            return Err(Error::Parameter { name: name.clone(), problem: problem + advice });
-        }
-        given.check()?;
-    }
-    Ok(())
 }
 
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.
