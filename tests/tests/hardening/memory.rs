@@ -445,8 +445,12 @@ fn metrics() {
     let samples = format!(
         r#","instruments":{{{sample}:[0,0,0,0,0],"layers":{{"":{{{sample}:0}}}},"tiles":[]}}"#
     );
+    let config = Config::resolve(None, None, &TINY.map(str::to_owned)).unwrap();
+    let data = open_data(&config).unwrap();
+    let evaluated = line(r#","val_loss":0,"flip_rate":0"#);
     for (what, text) in [
         ("steps", numbered(400_000, &line(""))),
+        ("evaluations", numbered(400_000, &evaluated)),
         ("layers", (1..40).map(sampled).collect()),
         ("one layer", numbered(300_000, &line(r#","flip_rate_per_layer":{"":0}"#))),
         ("instruments", numbered(300_000, &line(&samples))),
@@ -456,5 +460,15 @@ fn metrics() {
         all_hold(what, "metrics.jsonl", text.as_bytes());
         let view = |folder: &Path| View::read(&[folder.to_owned()]);
         assert!(held(&format!("{what}, report"), &[("metrics.jsonl", text.as_bytes())], view));
+        let toml = config.to_toml();
+        let files = [("metrics.jsonl", text.as_bytes()), ("config.toml", toml.as_bytes())];
+        assert!(!held(&format!("{what}, best checkpoint"), &files, Model::read_best));
+        let compared = |folder: &Path| {
+            let mut config = config.clone();
+            config.run.flip_reference = folder.display().to_string();
+            Run::start(config, data.clone(), Given::default(), &folder.join("run")).map(drop)
+        };
+        let is_reference = held(&format!("{what}, reference of flip rates"), &files, compared);
+        assert_eq!(is_reference, what == "evaluations");
     }
 }

@@ -15,7 +15,7 @@ use super::{
     components::{RunData, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, of_same_data, of_tokenizer},
-    metrics::best,
+    metrics::Best,
     snapshot::{check_weights, ends, no_dataset, restore, scale, take_average},
 };
 use crate::{
@@ -74,8 +74,11 @@ impl Model {
         }
         Self::lasting(|| {
             let confined = confine(run)?;
-            let metrics = MetricsLog::read(&run.join(METRICS))?;
-            let Some((loss, step)) = best(&metrics, run)? else {
+            let mut best = Best::of(run)?;
+            for metrics in MetricsLog::steps(&run.join(METRICS))? {
+                best.next(&metrics?);
+            }
+            let Some((loss, step)) = best.lowest else {
                 return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
             };
             let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {

@@ -12,7 +12,7 @@ use super::{
     identity::{self, DATA, covers, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
-    metrics::best,
+    metrics::Best,
     plans,
     provenance::fingerprint,
     ranks::set_up,
@@ -169,7 +169,7 @@ impl Run {
             }
         }
         make_absolute(&mut config)?;
-        let reference = FlipReference::open(&config, std::iter::empty())?;
+        let reference = FlipReference::open(&config)?;
         let exchange = set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
@@ -199,7 +199,7 @@ impl Run {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
-        let run = Self::opened(config, data, trainer, directory, metrics, log, &[]);
+        let run = Self::opened(config, data, trainer, directory, metrics, log);
         let notices = exchange.into_iter().collect();
         Ok(Self { saved: initial.map(|_| 0), reference, notices, ..run })
     }
@@ -448,12 +448,22 @@ impl Run {
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
-        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It changes no result, so a reference that has moved must not prevent a resume.
-        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+        let mut reference = FlipReference::open(&config).unwrap_or_else(|error| {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
+        let mut spikes = Spikes::new(run.spike_z, run.spike_window);
+        let mut best = Best::of(directory.path())?;
+        let before = watches.then(|| MetricsLog::steps(&directory.metrics())).transpose()?;
+        for metrics in before.into_iter().flatten() {
+            let metrics = metrics?;
+            spikes.push(metrics.loss);
+            best.next(&metrics);
+            if let Some(reference) = &mut reference {
+                reference.next(&metrics);
+            }
+        }
         if !named.is_empty() {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             notices.push(format!("from here on with {}", named.join(", ")));
@@ -462,10 +472,10 @@ impl Run {
         for notice in &notices {
             log.line(notice)?;
         }
-        let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
-        let best = best(&before, run.path())?;
+        let run = Self::opened(config, data, trainer, directory, metrics, log);
         let mut run =
-            Self { best, notices, saved, former_ends, skipped, tokens_seen, flip_counts, ..run };
+            Self { notices, saved, former_ends, skipped, tokens_seen, flip_counts, ..run };
+        (run.spikes, run.best) = (spikes, best);
         (run.reference, run.finished, run.lost) = (reference, finished, cut.lost.count);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
@@ -474,7 +484,7 @@ impl Run {
         Ok(run)
     }
 
-    /// A run without a checkpoint, with the metrics `before`.
+    /// A run without a checkpoint.
     fn opened(
         config: Config,
         data: RunData,
@@ -482,14 +492,9 @@ impl Run {
         directory: RunDirectory,
         metrics: MetricsLog,
         log: Log,
-        before: &[StepMetrics],
     ) -> Self {
         let saver = Saver::new(directory.checkpoints());
-        let spikes = Spikes::new(
-            config.run.spike_z,
-            config.run.spike_window,
-            before.iter().map(|metrics| metrics.loss),
-        );
+        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window);
         let ahead = data.read_ahead(&mut trainer);
         Self {
             config,
@@ -508,7 +513,7 @@ impl Run {
             skipped: 0,
             tokens_seen: 0,
             spikes,
-            best: None,
+            best: Best::default(),
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,
