@@ -18,7 +18,6 @@ use super::{
     ranks::set_up,
     saving::{check_space, former_ends, kept_ends, raised_rate, sparse_again},
     snapshot::{check_weights, phase_ends, position, restore, snapshot},
-    training::is_due,
 };
 use crate::{
     Error,
@@ -370,8 +369,9 @@ impl Run {
                     MetricsLog::salvage(&metrics, |metrics| last = metrics.step)?;
                 }
                 // A save is logged when it is complete, and the second one starts only then.
-                let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
-                if due.nth(1).is_some() || last > 0 && Log::reports_save(&directory.log()) {
+                let second = config.run.checkpoint_every.saturating_mul(2);
+                let is_saved = (1..last).contains(&second);
+                if is_saved || last > 0 && Log::reports_save(&directory.log()) {
                     let problem = format!(
                         "holds metrics up to step {last}, but none of the checkpoints that it \
                             saved in its folder checkpoints; restore one, or start a new run"
