@@ -14,7 +14,7 @@ mod epoch;
 mod pairs;
 
 pub use batch::{TranslationBatches, TranslationEvaluation};
-pub use beam::{BeamSearch, Decoder, Translation};
+pub use beam::{BeamSearch, Decoder, LONGER, Translation};
 pub use bleu::{Bleu, tokenized_13a};
 pub use epoch::LENGTHS;
 pub use pairs::{PairSource, PairSplit, Pairs, words};

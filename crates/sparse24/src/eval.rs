@@ -229,7 +229,10 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());
         let masks = model.checkpoint.mask_hash().map(|hash| hash.to_hex().to_string());
-        let mut trainer = load(model)?;
+        let mut trainer = load(match &data {
+            RunData::Pairs(pairs) => model.for_sentences(pairs.validation.longest()),
+            _ => model,
+        })?;
         let recipe = trainer.recipe();
         let size = recipe.batch.size;
         let progress = RefCell::new(WorkProgress::new("evaluating"));

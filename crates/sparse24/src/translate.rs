@@ -113,6 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         sources.push(ids);
     }
+    let model = model.for_sentences(sources.iter().map(Vec::len).max().unwrap_or(0));
     let config = model.config.clone();
     let signals = Signals::listen_for_stop()?;
     on_threads(config.backend.threads, || {

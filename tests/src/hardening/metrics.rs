@@ -1,14 +1,23 @@
 //! `metrics.jsonl`, read and continued: a resume keeps the steps up to its own, and no others; of a
 //! damaged file it keeps a copy.
 
+use std::path::Path;
+
 use serde_json::json;
-use sparse24_run::run::{MetricsLog, StepMetrics};
+use sparse24_run::{
+    Error,
+    run::{MetricsLog, StepMetrics},
+};
 
 use super::{document::Document, file, files, path, read, refused};
 
+fn collected(path: &Path) -> Result<Vec<StepMetrics>, Error> {
+    MetricsLog::steps(path)?.collect()
+}
+
 pub(super) fn log(bytes: &[u8]) -> bool {
     let path = file("metrics.jsonl", bytes);
-    let all = match MetricsLog::read(&path) {
+    let all = match collected(&path) {
         Ok(all) => all,
         Err(error) => {
             let (_, cut) = MetricsLog::resume(&path, u32::MAX).unwrap();
@@ -16,7 +25,7 @@ pub(super) fn log(bytes: &[u8]) -> bool {
             let kept = path.with_file_name("metrics.1.jsonl");
             assert_eq!(read(&kept), bytes, "a damaged file is kept");
             std::fs::remove_file(kept).unwrap();
-            MetricsLog::read(&path).expect("its readable lines are kept");
+            collected(&path).expect("its readable lines are kept");
             return refused(&error, "metrics.jsonl");
         }
     };
@@ -28,10 +37,10 @@ pub(super) fn log(bytes: &[u8]) -> bool {
         // As text, since the NaN of a skipped step is not equal to itself.
         let text = |metrics: &[StepMetrics]| format!("{metrics:?}");
         assert_eq!(text(cut.last.as_slice()), text(&kept[kept.len().saturating_sub(1)..]));
-        assert_eq!(text(&MetricsLog::read(&path).unwrap()), text(kept));
+        assert_eq!(text(&collected(&path).unwrap()), text(kept));
         if let Some(next) = lost.first() {
             log.append(next).unwrap();
-            let last = MetricsLog::read(&path).unwrap().pop().map(|last| last.step);
+            let last = collected(&path).unwrap().pop().map(|last| last.step);
             assert_eq!(last, Some(next.step), "an appended step is read");
         }
     }

@@ -12,7 +12,7 @@ use sparse24_run::{
     config::Config,
     data::Tokenizer,
     interchange::{FORMATS, folder_tokenizer, import, shapes},
-    run::Provenance,
+    run::{Given, Model, Provenance, Resume, Run, open_data, save_imported},
 };
 use sparse24_tests::hardening::{
     checkpoint::{closed, forge, sound},
@@ -361,6 +361,77 @@ fn vocabularies() {
     }
 }
 
+const TINY: [&str; 6] = [
+    "model.layers=1",
+    "model.heads=2",
+    "model.d_model=8",
+    "model.d_ff=16",
+    "model.sequence_length=8",
+    "batch.size=2",
+];
+
+/// A checkpoint of small tensors, whose settings are those of a large model.
+#[test]
+fn models_that_tensors_do_not_fill() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other] = ["run", "other"].map(|name| folder.path().join(name));
+    let resolved = |preset, more: &[&str]| {
+        let settings: Vec<_> = TINY.iter().chain(more).map(|&setting| setting.to_owned()).collect();
+        Config::resolve(preset, None, &settings).unwrap()
+    };
+    let weights = |config: &Config, vocabulary| {
+        let shapes = shapes(&config.recipe(vocabulary).unwrap().model).unwrap();
+        let zero = |(name, shape): (String, Vec<usize>)| {
+            let values = vec![0.0; shape.iter().product()];
+            NamedTensor { name, shape, values }
+        };
+        shapes.into_iter().map(zero).collect::<Vec<_>>()
+    };
+    let held = |what: &str, load: &dyn Fn() -> Result<(), Error>| {
+        let mut outcome = None;
+        let used = allocation_counter::measure(|| outcome = Some(load())).bytes_max;
+        println!("{what}: {used} bytes held");
+        assert!(used <= memory_bound(0), "{what}: {used} bytes");
+        outcome.unwrap().err().map_or_else(String::new, |error| error.to_string())
+    };
+    let sound = resolved(None, &[]);
+    let data = open_data(&sound).unwrap();
+    let given = weights(&sound, data.vocabulary() as usize);
+    let given = Given { weights: Some(&given), ..Given::default() };
+    drop(Run::start(sound, data.clone(), given, &path).unwrap());
+    let saved = path.join("checkpoints/step-00000000");
+    let state = fs::read_to_string(saved.join("state.json")).unwrap();
+    for (key, small, large, expected) in [
+        ("model.d_ff", 16, 400_000, "h.0.mlp.c_fc.weight: expected the shape [400000, 8]"),
+        ("model.sequence_length", 8, 40_000, "wpe.weight: expected the shape [40000, 8]"),
+        ("model.layers", 1, 4096, "h.1.ln_1.weight: its weight is missing"),
+    ] {
+        let config = resolved(None, &[&format!("{key}={large}")]);
+        let [from, to] = [small, large].map(|value| format!("\"{key}\": \"{value}\""));
+        assert!(state.contains(&from), "{state}");
+        forge(&saved, "state.json", state.replace(&from, &to).as_bytes());
+        fs::write(path.join("config.toml"), config.to_toml()).unwrap();
+        let (config, data) = (&config, &data);
+        let loads: [(&str, &dyn Fn() -> Result<(), Error>); 3] = [
+            ("read", &|| Model::read(&path)?.into_trainer().map(drop)),
+            ("resumed", &|| Run::resume(&path, &Resume::default()).map(drop)),
+            ("given", &|| Run::start(config.clone(), data.clone(), given, &other).map(drop)),
+        ];
+        for (what, load) in loads {
+            let problem = held(&format!("{key}, {what}"), load);
+            assert!(problem.contains(expected), "{key}, {what}: {problem}");
+        }
+    }
+    // Positions that are computed have no tensor.
+    let long = resolved(
+        Some("transformer-multi30k-cpu"),
+        &["method.name=dense", "model.sequence_length=524288"],
+    );
+    save_imported(&long, weights(&long, 300), None, &other).unwrap();
+    let read = || Model::read(&other)?.for_sentences(20).into_trainer().map(drop);
+    assert_eq!(held("a Transformer", &read), "");
+}
+
 #[test]
 fn metrics() {
     let line = |more: &str| {
@@ -374,8 +445,12 @@ fn metrics() {
     let samples = format!(
         r#","instruments":{{{sample}:[0,0,0,0,0],"layers":{{"":{{{sample}:0}}}},"tiles":[]}}"#
     );
+    let config = Config::resolve(None, None, &TINY.map(str::to_owned)).unwrap();
+    let data = open_data(&config).unwrap();
+    let evaluated = line(r#","val_loss":0,"flip_rate":0"#);
     for (what, text) in [
         ("steps", numbered(400_000, &line(""))),
+        ("evaluations", numbered(400_000, &evaluated)),
         ("layers", (1..40).map(sampled).collect()),
         ("one layer", numbered(300_000, &line(r#","flip_rate_per_layer":{"":0}"#))),
         ("instruments", numbered(300_000, &line(&samples))),
@@ -385,5 +460,15 @@ fn metrics() {
         all_hold(what, "metrics.jsonl", text.as_bytes());
         let view = |folder: &Path| View::read(&[folder.to_owned()]);
         assert!(held(&format!("{what}, report"), &[("metrics.jsonl", text.as_bytes())], view));
+        let toml = config.to_toml();
+        let files = [("metrics.jsonl", text.as_bytes()), ("config.toml", toml.as_bytes())];
+        assert!(!held(&format!("{what}, best checkpoint"), &files, Model::read_best));
+        let compared = |folder: &Path| {
+            let mut config = config.clone();
+            config.run.flip_reference = folder.display().to_string();
+            Run::start(config, data.clone(), Given::default(), &folder.join("run")).map(drop)
+        };
+        let is_reference = held(&format!("{what}, reference of flip rates"), &files, compared);
+        assert_eq!(is_reference, what == "evaluations");
     }
 }

@@ -24,23 +24,19 @@ pub(super) struct FlipReference {
 }
 
 impl FlipReference {
-    /// Reads the reference that a configuration names, if any, and continues after the metrics
-    /// `before`.
+    /// Reads the reference that a configuration names, if any.
     ///
     /// # Errors
     /// [`Error::Setting`] for a run that is not dense, has another model, data order or schedule,
     /// or has no samples.
-    pub(super) fn open<'a>(
-        config: &Config,
-        before: impl Iterator<Item = &'a StepMetrics>,
-    ) -> Result<Option<Self>, Error> {
+    pub(super) fn open(config: &Config) -> Result<Option<Self>, Error> {
         if config.run.flip_reference.is_empty() {
             return Ok(None);
         }
         let path = Path::new(&config.run.flip_reference);
         let refuse = |problem: String| Error::setting("run.flip_reference", problem);
-        let read = || Ok((run_config(path)?, MetricsLog::read(&path.join(METRICS))?));
-        let (of_reference, metrics) = read().map_err(|error: Error| refuse(error.to_string()))?;
+        let unread = |error: Error| refuse(error.to_string());
+        let of_reference = run_config(path).map_err(unread)?;
         let matters = |config: &Config| {
             let mut settings = config.decisive();
             settings.retain(|key, _| {
@@ -61,25 +57,22 @@ impl FlipReference {
                 path.display()
             )));
         }
-        if metrics.iter().any(|step| step.phase == PhaseKind::Sparse) {
-            return Err(refuse(format!(
-                "{} is a sparse run, expected a dense one",
-                path.display()
-            )));
+        let mut rates = BTreeMap::new();
+        for metrics in MetricsLog::steps(&path.join(METRICS)).map_err(unread)? {
+            let metrics = metrics.map_err(unread)?;
+            if metrics.phase == PhaseKind::Sparse {
+                let problem = format!("{} is a sparse run, expected a dense one", path.display());
+                return Err(refuse(problem));
+            }
+            rates.extend(metrics.flip_rate.map(|rate| (metrics.step, rate)));
         }
-        let rates: BTreeMap<_, _> =
-            metrics.iter().filter_map(|step| Some((step.step, step.flip_rate?))).collect();
         if rates.is_empty() {
             return Err(refuse(format!(
                 "{} has no samples of the flip rate, expected a run with run.flip_every above 0",
                 path.display()
             )));
         }
-        let mut reference = Self { rates, recent: VecDeque::new(), above: false };
-        for metrics in before {
-            reference.next(metrics);
-        }
-        Ok(Some(reference))
+        Ok(Some(Self { rates, recent: VecDeque::new(), above: false }))
     }
 
     /// Returns mu when it reaches 1 or more, over the last samples of a sparse phase at steps that

@@ -21,11 +21,9 @@ pub(super) struct Spike {
 }
 
 impl Spikes {
-    /// Starts after the losses `before`.
-    pub(super) fn new(threshold: f32, window: usize, before: impl Iterator<Item = f32>) -> Self {
-        let mut spikes = Self { threshold: f64::from(threshold), window, losses: VecDeque::new() };
-        before.for_each(|loss| spikes.push(loss));
-        spikes
+    /// Starts after no loss.
+    pub(super) fn new(threshold: f32, window: usize) -> Self {
+        Self { threshold: f64::from(threshold), window, losses: VecDeque::new() }
     }
 
     /// Whether the next loss is a spike: z = (loss - mean) / deviation over a full window of finite
@@ -41,7 +39,8 @@ impl Spikes {
         (full && deviation > 0.0 && z >= self.threshold).then_some(Spike { z, mean })
     }
 
-    fn push(&mut self, loss: f32) {
+    /// Adds the next loss.
+    pub(super) fn push(&mut self, loss: f32) {
         if self.threshold > 0.0 && loss.is_finite() {
             self.losses.push_back(f64::from(loss));
             if self.losses.len() > self.window {
@@ -55,21 +54,27 @@ impl Spikes {
 mod tests {
     use super::{Spike, Spikes};
 
+    fn after<const N: usize>(threshold: f32, window: usize, losses: [f32; N]) -> Spikes {
+        let mut spikes = Spikes::new(threshold, window);
+        losses.into_iter().for_each(|loss| spikes.push(loss));
+        spikes
+    }
+
     #[test]
     fn a_spike_is_far_above_a_full_window() {
-        let mut spikes = Spikes::new(3.0, 4, [9.0, 1.0, 3.0].into_iter());
+        let mut spikes = after(3.0, 4, [9.0, 1.0, 3.0]);
         assert_eq!(spikes.next(1.0), None, "three losses are no window");
         assert_eq!(spikes.next(3.0), None, "the first of five is forgotten");
         // Mean 2, deviation 1.
         assert_eq!(spikes.next(f32::NAN), None);
-        assert_eq!(Spikes::new(3.0, 4, [1.0, 3.0, 1.0, 3.0].into_iter()).next(4.9), None);
+        assert_eq!(after(3.0, 4, [1.0, 3.0, 1.0, 3.0]).next(4.9), None);
         assert_eq!(spikes.next(5.0), Some(Spike { z: 3.0, mean: 2.0 }));
         assert_eq!(spikes.next(-9.0), None, "a low loss is welcome");
     }
 
     #[test]
     fn nothing_spikes_when_off_or_after_equal_losses() {
-        assert_eq!(Spikes::new(0.0, 2, [1.0, 3.0].into_iter()).next(1e9), None);
-        assert_eq!(Spikes::new(3.0, 2, [1.0, 1.0].into_iter()).next(2.0), None);
+        assert_eq!(after(0.0, 2, [1.0, 3.0]).next(1e9), None);
+        assert_eq!(after(3.0, 2, [1.0, 1.0]).next(2.0), None);
     }
 }

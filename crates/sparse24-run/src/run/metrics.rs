@@ -304,11 +304,14 @@ impl MetricsLog {
         Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
     }
 
-    /// Iterates over the steps of a file; a broken last line is left out.
+    /// Iterates over the steps of a file; a broken last line is left out. Collected, they take
+    /// several times the memory of their text.
     ///
     /// # Errors
     /// Same as [`MetricsLog::resume`]. No item after an error counts.
-    pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics, Error>>, Error> {
+    pub fn steps(
+        path: &Path,
+    ) -> Result<impl Iterator<Item = Result<StepMetrics, Error>> + use<>, Error> {
         let mut lines = Lines::open(path)?;
         Ok(iter::from_fn(move || lines.next().transpose()))
     }
@@ -340,24 +343,34 @@ impl MetricsLog {
         salvage.lines = lines.number;
         Ok(salvage)
     }
-
-    /// Collects [`MetricsLog::steps`], which take several times the memory of their text.
-    ///
-    /// # Errors
-    /// Same as [`MetricsLog::resume`].
-    pub fn read(path: &Path) -> Result<Vec<StepMetrics>, Error> {
-        Self::steps(path)?.collect()
-    }
 }
 
-/// The lowest validation loss of a run, with the first step that has it, among those that measure
-/// what evaluations measure now.
-pub(super) fn best(metrics: &[StepMetrics], run: &Path) -> Result<Option<(f64, u32)>, Error> {
-    let starts = Provenance::readable(&run.join(PROVENANCE))?;
-    let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();
-    let losses = metrics.iter().filter_map(|metrics| Some((metrics.val_loss?, metrics.step)));
-    let losses = losses.filter(|&(_, step)| after.is_none_or(|after| step > after));
-    Ok(losses.min_by(|(a, _), (b, _)| a.total_cmp(b)))
+/// The lowest validation loss of a run so far, with the first step that has it.
+#[derive(Debug, Default)]
+pub(super) struct Best {
+    pub(super) lowest: Option<(f64, u32)>,
+    /// Evaluations up to this step measured something else.
+    after: Option<u32>,
+}
+
+impl Best {
+    /// Nothing yet; only steps count that measure what evaluations of the run measure now.
+    pub(super) fn of(run: &Path) -> Result<Self, Error> {
+        let starts = Provenance::readable(&run.join(PROVENANCE))?;
+        let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();
+        Ok(Self { lowest: None, after })
+    }
+
+    /// Adds the next step; returns whether it is the best so far.
+    pub(super) fn next(&mut self, metrics: &StepMetrics) -> bool {
+        let counts = Some(metrics.step) > self.after;
+        let Some(loss) = metrics.val_loss.filter(|_| counts) else { return false };
+        let is_best = self.lowest.is_none_or(|(lowest, _)| loss < lowest);
+        if is_best {
+            self.lowest = Some((loss, metrics.step));
+        }
+        is_best
+    }
 }
 
 /// The damage that [`MetricsLog::salvage`] found.

@@ -3,8 +3,6 @@
 
 use std::{
     borrow::Cow,
-    fs,
-    io::ErrorKind,
     num::NonZeroU32,
     path::{Path, PathBuf},
 };
@@ -17,8 +15,8 @@ use super::{
     components::{RunData, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, of_same_data, of_tokenizer},
-    metrics::best,
-    snapshot::{ends, no_dataset, restore, scale, take_average},
+    metrics::Best,
+    snapshot::{check_weights, ends, no_dataset, restore, scale, take_average},
 };
 use crate::{
     Error,
@@ -28,10 +26,11 @@ use crate::{
     disk::{self, Confined, confine},
     images::{ImageSource, Images},
     task::{Examples, TaskSource},
-    translation::{PairSource, Pairs},
+    translation::{LENGTHS, LONGER, PairSource, Pairs},
 };
 use sparse24_train::{
     method::{KeptValues, Phase, WeightOperand},
+    model::ModelSpec,
     trainer::{Recipe, Trainer},
 };
 
@@ -75,8 +74,11 @@ impl Model {
         }
         Self::lasting(|| {
             let confined = confine(run)?;
-            let metrics = MetricsLog::read(&run.join(METRICS))?;
-            let Some((loss, step)) = best(&metrics, run)? else {
+            let mut best = Best::of(run)?;
+            for metrics in MetricsLog::steps(&run.join(METRICS))? {
+                best.next(&metrics?);
+            }
+            let Some((loss, step)) = best.lowest else {
                 return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
             };
             let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
@@ -90,13 +92,19 @@ impl Model {
         })
     }
 
-    /// Reads a checkpoint, and locates one anew if a training run has removed it meanwhile.
+    /// Reads a checkpoint, and another one if a training run has removed it meanwhile.
     fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
+        let mut located = locate()?;
         loop {
-            let located = locate()?;
             let from = located.2.clone();
             match Self::located(located) {
-                Err(_) if !disk::exists(&from) => {}
+                Err(error) if !disk::exists(&from) => {
+                    located = locate()?;
+                    // A link that leads nowhere.
+                    if located.2 == from {
+                        return Err(error);
+                    }
+                }
                 read => return read,
             }
         }
@@ -278,6 +286,19 @@ impl Model {
         Ok(())
     }
 
+    /// Leaves a Transformer memory for sentences of at most this many tokens, and for their
+    /// translations. Its positions are computed, so no tensor bounds the length that a checkpoint
+    /// names.
+    #[must_use]
+    pub fn for_sentences(mut self, longest: usize) -> Self {
+        if let ModelSpec::Transformer(_) = self.recipe.model {
+            let needed = (longest + LONGER).next_multiple_of(LENGTHS).max(BUSY_TOKENS);
+            let most = &mut self.config.model.sequence_length;
+            *most = needed.min(*most);
+        }
+        self
+    }
+
     /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
@@ -287,22 +308,26 @@ impl Model {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.replicas = NonZeroU32::MIN;
-        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
-        restore(&mut trainer, checkpoint).map_err(|error| match error {
+        let unfit = |error| match error {
             Error::Parameter { .. } => Error::file(
                 &run,
                 format!("its checkpoint is not one of its configuration: {error}"),
             ),
             other => other,
-        })?;
+        };
+        check_weights(&recipe.model, &checkpoint.weights, |_| false).map_err(unfit)?;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
+        restore(&mut trainer, checkpoint).map_err(unfit)?;
         Ok(trainer)
     }
 }
 
+/// Tokens that keep a CPU busy; more at once would only cost memory.
+const BUSY_TOKENS: usize = 1024;
+
 /// Batch size of evaluations, during and after training: the loss is summed in these parts, and its
-/// bits depend on them. More than keeps a CPU busy would only cost memory.
+/// bits depend on them.
 pub(super) fn evaluated_at_once(config: &Config) -> usize {
-    const BUSY_TOKENS: usize = 1024;
     match config.backend.name.as_str() {
         "cpu" => (BUSY_TOKENS / config.model.sequence_length).clamp(1, config.batch.size),
         _ => config.batch.size,
@@ -336,15 +361,16 @@ fn locate(path: &Path) -> Result<Located, Error> {
         ));
     }
     let confined = confine(path)?;
+    let mut before = None;
     let latest = loop {
         let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
         // A run that trains may have removed one meanwhile.
-        let is_gone = |path: &Path| {
-            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
-        if !latest.refused.iter().any(|(refused, _)| is_gone(refused)) {
+        let mut refused = latest.refused.iter().map(|(refused, _)| refused);
+        let gone = refused.find(|refused| !disk::exists(refused)).cloned();
+        if gone.is_none() || gone == before {
             break latest;
         }
+        before = gone;
     };
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),

@@ -65,7 +65,7 @@ impl Run {
     fn retention(&self) -> Retention {
         let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
         let mut always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
-        always.extend(self.best.filter(|_| self.config.run.keep_best).map(|(_, step)| step));
+        always.extend(self.best.lowest.filter(|_| self.config.run.keep_best).map(|(_, step)| step));
         Retention { last, every: self.config.run.keep_every, always }
     }
 

@@ -13,6 +13,8 @@ use crate::{
 };
 use sparse24_train::{
     method::Ends,
+    model::ModelSpec,
+    nn::ParameterSpec,
     trainer::{ParameterState, Progress, Trainer},
 };
 
@@ -159,6 +161,38 @@ fn assemble(
         out.masks.extend(of.mask.map(|mask| (name, mask)));
     }
     out
+}
+
+/// Refuses weights that are not those of a model, before anything of its size is allocated: the
+/// settings of a small checkpoint may describe a large model. Refused are a missing weight, unless
+/// the model `may_lack` its name; another shape than the parameter's, such as `[in, out]`, which is
+/// as large as `[out, in]`; and values that are not finite. Other names are left to the trainer.
+pub(super) fn check_weights(
+    model: &ModelSpec,
+    weights: &[NamedTensor],
+    may_lack: impl Fn(&str) -> bool,
+) -> Result<(), Error> {
+    let weights: HashMap<_, _> = weights.iter().map(|tensor| (&tensor.name, tensor)).collect();
+    for ParameterSpec { name, shape: expected, .. } in model.parameters()? {
+        let problem = match weights.get(&name) {
+            None if may_lack(&name) => continue,
+            None => "its weight is missing".to_owned(),
+            // Checkpoints hold a single row as a vector.
+            Some(found)
+                if found.shape == expected || expected[0] == 1 && found.shape == expected[1..] =>
+            {
+                found.check()?;
+                continue;
+            }
+            Some(NamedTensor { shape: found, .. }) => {
+                let is_transposed = *found == [expected[1], expected[0]];
+                let advice = if is_transposed { "; transpose it" } else { "" };
+                format!("expected the shape {expected:?}, found {found:?}{advice}")
+            }
+        };
+        return Err(Error::Parameter { name, problem });
+    }
+    Ok(())
 }
 
 /// Restores a trainer from a checkpoint of [`checkpoint_of`] or of a run. With the same recipe, it

@@ -12,14 +12,13 @@ use super::{
     identity::{self, DATA, covers, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
-    metrics::best,
+    metrics::Best,
     plans,
     provenance::fingerprint,
     ranks::set_up,
     rescheduling::{kept_ends, raised_rate, sparse_again},
     saving::{check_space, former_ends},
-    snapshot::{phase_ends, position, restore, snapshot},
-    training::is_due,
+    snapshot::{check_weights, phase_ends, position, restore, snapshot},
 };
 use crate::{
     Error,
@@ -144,27 +143,33 @@ impl Run {
         let table = initial.and_then(|weights| weights.iter().find(table));
         let rows = table.and_then(|table| table.shape.first().copied()).unwrap_or(0);
         let vocabulary = vocabulary(&config, &data, rows);
+        let is_new = match data {
+            RunData::Text(_) | RunData::Pairs(_) => |_: &str| false,
+            RunData::Task(_) => is_of_head,
+            RunData::Images(_) => |name: &str| name.starts_with("head."),
+        };
+        if let Some(weights) = initial {
+            check_weights(&config.recipe(vocabulary)?.model, weights, is_new)?;
+        }
         let mut trainer = trainer_in(group, &config, vocabulary)?;
         data.check_evaluation(trainer.recipe(), config.run.eval_tokens)?;
         if let Some(path) = plans {
             plans::use_file(&mut trainer, path)?;
         }
         if let Some(weights) = initial {
-            check_given(weights, &trainer)?;
             let named: Vec<_> = weights
                 .iter()
                 .map(|tensor| (tensor.name.as_str(), tensor.values.as_slice()))
                 .collect();
             match data {
                 RunData::Text(_) | RunData::Pairs(_) => trainer.start_from(&named)?,
-                RunData::Task(_) => trainer.start_partly_from(&named, is_of_head)?,
-                RunData::Images(_) => {
-                    trainer.start_partly_from(&named, |name| name.starts_with("head."))?;
+                RunData::Task(_) | RunData::Images(_) => {
+                    trainer.start_partly_from(&named, is_new)?;
                 }
             }
         }
         make_absolute(&mut config)?;
-        let reference = FlipReference::open(&config, std::iter::empty())?;
+        let reference = FlipReference::open(&config)?;
         let exchange = set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
             check_space(&config, trainer.recipe(), &[], directory.path())?;
@@ -194,7 +199,7 @@ impl Run {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             Ok((metrics, log))
         })?;
-        let run = Self::opened(config, data, trainer, directory, metrics, log, &[]);
+        let run = Self::opened(config, data, trainer, directory, metrics, log);
         let notices = exchange.into_iter().collect();
         Ok(Self { saved: initial.map(|_| 0), reference, notices, ..run })
     }
@@ -318,6 +323,8 @@ impl Run {
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
+                let model = config.recipe(vocabulary)?.model;
+                check_weights(&model, &checkpoint.weights, |_| false)?;
                 trainer = begin()?;
                 let kept = kept_ends(&checkpoint.state, trainer.recipe(), is_kept);
                 notices.extend(sparse_again(&checkpoint.state, trainer.recipe(), &kept));
@@ -364,8 +371,9 @@ impl Run {
                     MetricsLog::salvage(&metrics, |metrics| last = metrics.step)?;
                 }
                 // A save is logged when it is complete, and the second one starts only then.
-                let mut due = (1..last).filter(|&step| is_due(config.run.checkpoint_every, step));
-                if due.nth(1).is_some() || last > 0 && Log::reports_save(&directory.log()) {
+                let second = config.run.checkpoint_every.saturating_mul(2);
+                let is_saved = (1..last).contains(&second);
+                if is_saved || last > 0 && Log::reports_save(&directory.log()) {
                     let problem = format!(
                         "holds metrics up to step {last}, but none of the checkpoints that it \
                             saved in its folder checkpoints; restore one, or start a new run"
@@ -449,12 +457,22 @@ impl Run {
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
-        let before = if watches { MetricsLog::read(&directory.metrics())? } else { Vec::new() };
         // It changes no result, so a reference that has moved must not prevent a resume.
-        let reference = FlipReference::open(&config, before.iter()).unwrap_or_else(|error| {
+        let mut reference = FlipReference::open(&config).unwrap_or_else(|error| {
             notices.push(format!("{error}; flip rates are not compared"));
             None
         });
+        let mut spikes = Spikes::new(run.spike_z, run.spike_window);
+        let mut best = Best::of(directory.path())?;
+        let before = watches.then(|| MetricsLog::steps(&directory.metrics())).transpose()?;
+        for metrics in before.into_iter().flatten() {
+            let metrics = metrics?;
+            spikes.push(metrics.loss);
+            best.next(&metrics);
+            if let Some(reference) = &mut reference {
+                reference.next(&metrics);
+            }
+        }
         if !named.is_empty() {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
             notices.push(format!("from here on with {}", named.join(", ")));
@@ -463,10 +481,10 @@ impl Run {
         for notice in &notices {
             log.line(notice)?;
         }
-        let run = Self::opened(config, data, trainer, directory, metrics, log, &before);
-        let best = best(&before, run.path())?;
+        let run = Self::opened(config, data, trainer, directory, metrics, log);
         let mut run =
-            Self { best, notices, saved, former_ends, skipped, tokens_seen, flip_counts, ..run };
+            Self { notices, saved, former_ends, skipped, tokens_seen, flip_counts, ..run };
+        (run.spikes, run.best) = (spikes, best);
         (run.reference, run.finished, run.lost) = (reference, finished, cut.lost.count);
         // A signal may have come between the step and its evaluation.
         run.pending = cut.last.filter(|metrics| {
@@ -475,7 +493,7 @@ impl Run {
         Ok(run)
     }
 
-    /// A run without a checkpoint, with the metrics `before`.
+    /// A run without a checkpoint.
     fn opened(
         config: Config,
         data: RunData,
@@ -483,14 +501,9 @@ impl Run {
         directory: RunDirectory,
         metrics: MetricsLog,
         log: Log,
-        before: &[StepMetrics],
     ) -> Self {
         let saver = Saver::new(directory.checkpoints());
-        let spikes = Spikes::new(
-            config.run.spike_z,
-            config.run.spike_window,
-            before.iter().map(|metrics| metrics.loss),
-        );
+        let spikes = Spikes::new(config.run.spike_z, config.run.spike_window);
         let ahead = data.read_ahead(&mut trainer);
         Self {
             config,
@@ -509,7 +522,7 @@ impl Run {
             skipped: 0,
             tokens_seen: 0,
             spikes,
-            best: None,
+            best: Best::default(),
             flip_counts: FlipCounts::default(),
             reference: None,
             finished: None,
@@ -517,26 +530,6 @@ impl Run {
             must_resume: false,
         }
     }
-}
-
-/// Refuses given weights of another shape than their parameter's, such as `[in, out]`, which is as
-/// large as `[out, in]`, or with values that are not finite.
-fn check_given(weights: &[NamedTensor], trainer: &Trainer) -> Result<(), Error> {
-    for parameter in trainer.parameters().iter() {
-        let (name, expected) = (&parameter.spec.name, parameter.spec.shape);
-        let Some(given) = weights.iter().find(|tensor| tensor.name == *name) else { continue };
-        // Checkpoints hold a single row as a vector.
-        if given.shape != expected && (expected[0] != 1 || given.shape != expected[1..]) {
-            let advice = match given.shape == [expected[1], expected[0]] {
-                true => "; transpose it",
-                false => "",
-            };
-            let problem = format!("expected the shape {expected:?}, found {:?}", given.shape);
-            return Err(Error::Parameter { name: name.clone(), problem: problem + advice });
-        }
-        given.check()?;
-    }
-    Ok(())
 }
 
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.

@@ -50,7 +50,8 @@ fn metrics_are_one_object_a_step() {
          \"grad_norm\":2.1,\"tokens_per_s\":12345.678,\"tokens\":768,\
          \"flip_rate\":0.0125,\"flip_rate_per_layer\":{\"a\":0.01,\"b\":0.015}}\n"
     );
-    assert_eq!(MetricsLog::read(&path).unwrap(), [metrics(1), metrics(2)]);
+    let read: Result<Vec<_>, _> = MetricsLog::steps(&path).unwrap().collect();
+    assert_eq!(read.unwrap(), [metrics(1), metrics(2)]);
     assert!(problem(MetricsLog::create(&path)).starts_with("cannot create "));
 }
 

@@ -15,6 +15,7 @@ use super::{
     flip_reference::FlipReference,
     instruments::FlipCounts,
     loss_spikes::{Spike, Spikes},
+    metrics::Best,
     model::evaluated_at_once,
     observer::{Asked, Observer, Part, Shown},
     plans,
@@ -56,8 +57,7 @@ pub struct Run {
     /// Training tokens so far, whatever the batch was.
     pub(super) tokens_seen: u64,
     pub(super) spikes: Spikes,
-    /// The lowest validation loss so far, with its step.
-    pub(super) best: Option<(f64, u32)>,
+    pub(super) best: Best,
     pub(super) flip_counts: FlipCounts,
     pub(super) reference: Option<FlipReference>,
     /// Metrics of the last step, if a resume found the run finished and unchanged.
@@ -335,14 +335,10 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let &StepMetrics { step, val_loss, .. } = metrics;
-        let mut is_best = false;
         if let Some(loss) = val_loss {
             self.log.line(&format!("step {step}: validation loss {loss:.4}"))?;
-            is_best = self.best.is_none_or(|(lowest, _)| loss < lowest);
-            if is_best {
-                self.best = Some((loss, step));
-            }
         }
+        let is_best = self.best.next(metrics);
         if let Some(what) = &metrics.skipped {
             self.report(format!("step {step}: skipped, because {what}"), observer)?;
         }

@@ -34,7 +34,8 @@ impl Run {
             self.trainer.parameters().iter().map(|parameter| parameter.weight.elements()).sum();
         let mut share = 0.0;
         // If the directory is gone, the next save says so.
-        for metrics in MetricsLog::read(&self.directory.metrics()).ok()? {
+        for metrics in MetricsLog::steps(&self.directory.metrics()).ok()? {
+            let metrics = metrics.ok()?;
             let norm = f64::from(metrics.grad_norm.min(recipe.optimizer.clip));
             let r = match recipe.optimizer.rule {
                 _ if !is_on_gradients => 1.0,

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The most tokens of a translation beyond those of its source.
-const LONGER: usize = 50;
+pub const LONGER: usize = 50;
 
 /// A model that translates.
 pub trait Decoder {

@@ -84,6 +84,12 @@ impl PairSplit {
         (0..self.len()).map(|number| self.length(number))
     }
 
+    /// Tokens of the longest sentence.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.lengths().max().unwrap_or(0)
+    }
+
     /// Tokens of both languages.
     #[must_use]
     pub fn tokens(&self) -> u64 {

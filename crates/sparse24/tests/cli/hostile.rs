@@ -19,9 +19,10 @@ use crate::{
 };
 
 /// Every command that opens a run.
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 9] = [
     "resume run --tensorboard",
     "eval run",
+    "eval run --best",
     "sample run --tokens 1",
     "export run exported",
     "report run",
@@ -31,7 +32,7 @@ const COMMANDS: [&str; 8] = [
 ];
 
 /// Names that a command might write, besides those of a finished run.
-const WRITTEN: [&str; 8] = [
+const WRITTEN: [&str; 9] = [
     "tensorboard",
     "plans.json",
     "data.json",
@@ -40,6 +41,7 @@ const WRITTEN: [&str; 8] = [
     ".tmp-provenance.json",
     ".tmp-report.html",
     "checkpoints/.tmp-step-00000012",
+    "checkpoints/step-00000012",
 ];
 
 /// The same beside the arms of a study.
