@@ -13,6 +13,7 @@ use sparse24_train::group::Group;
 
 use crate::Error;
 
+mod farewell;
 mod frames;
 mod handshake;
 mod placement;
@@ -20,9 +21,10 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 
+pub use farewell::{Farewell, GRACE};
 pub use handshake::Secret;
 pub use placement::{Environment, Placement, placement, several};
-pub use tcp::{Farewell, GRACE, Joining, Tcp};
+pub use tcp::{Joining, Tcp};
 
 /// Values that must be equal on all ranks, by key.
 pub type Facts = Vec<(String, String)>;

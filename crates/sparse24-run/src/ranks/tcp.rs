@@ -7,10 +7,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io, mem,
+    io,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -22,6 +22,7 @@ use sparse24_train::{Error as TrainError, group::Group};
 
 use super::{
     Placement, Secret,
+    farewell::{Farewell, Links, locked},
     frames::{HEARTBEAT, Outgoing, read, write},
     handshake::{self, Answer, Hello},
 };
@@ -41,13 +42,10 @@ pub struct Joining {
     pub wait: Duration,
     /// Called with messages for the user.
     pub note: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Called once, with the reason, if a rank is gone and this process has not ended [`GRACE`]
+    /// Called once, with the reason, if a rank is gone and this process has not ended [`super::GRACE`]
     /// later; it must end the process. The number is [`Farewell::code`].
     pub lost: Arc<dyn Fn(&str, Option<u8>) + Send + Sync>,
 }
-
-/// The time that a process has to end by itself after a rank is gone.
-pub const GRACE: Duration = Duration::from_secs(5);
 
 /// The time between lists of missing ranks.
 const REMINDER: Duration = Duration::from_secs(30);
@@ -62,37 +60,6 @@ enum Event {
     Message(Vec<u8>),
     Left,
     Gone(String),
-}
-
-/// The state that all threads of a process share.
-#[derive(Default)]
-struct Ending {
-    /// Whether this rank has said goodbye.
-    closed: AtomicBool,
-    /// Whether [`Joining::lost`] is due.
-    lost: AtomicBool,
-    /// The exit code of the first rank that said that it fails.
-    code: OnceLock<u8>,
-}
-
-impl Ending {
-    /// Ends the process after [`GRACE`], unless that is due already.
-    fn force(&self, joining: &Joining, text: &str) {
-        if !self.lost.swap(true, Ordering::SeqCst) {
-            thread::sleep(GRACE);
-            (joining.lost)(text, self.code.get().copied());
-        }
-    }
-}
-
-/// The way to another rank, and the thread that writes to it.
-type Link = (Sender<Outgoing>, JoinHandle<()>);
-
-/// The connections of a rank.
-#[derive(Default)]
-struct Links {
-    peers: Mutex<BTreeMap<usize, Link>>,
-    ending: Arc<Ending>,
 }
 
 /// A rank that is connected with all others.
@@ -110,40 +77,6 @@ pub struct Tcp {
     early: Vec<VecDeque<Vec<u8>>>,
     /// Why there will be no more from a rank.
     ended: Vec<Option<String>>,
-}
-
-/// Says goodbye to the other ranks. Without it, and without [`Tcp`], they see a rank that is gone.
-#[derive(Clone)]
-pub struct Farewell(Arc<Links>);
-
-impl Farewell {
-    /// Closes the connections once all messages are sent. With a `failure`, the others end with
-    /// this text and exit code, of which 0 means none; without one, they may go on as long as they
-    /// need nothing from this rank. Only the first goodbye counts.
-    pub fn say(&self, failure: Option<(&str, u8)>) {
-        let Self(links) = self;
-        links.ending.closed.store(true, Ordering::SeqCst);
-        let peers = mem::take(&mut *locked(&links.peers)).into_values();
-        let farewell = |(to, writer): Link| {
-            // Without its thread, the other rank is gone.
-            let failure = failure.map(|(text, code)| (text.to_owned(), code));
-            let _ = to.send(Outgoing::Goodbye(failure));
-            writer
-        };
-        for writer in peers.map(farewell).collect::<Vec<_>>() {
-            let _ = writer.join();
-        }
-    }
-
-    /// The exit code of the rank whose failure ends this one.
-    #[must_use]
-    pub fn code(&self) -> Option<u8> {
-        self.0.ending.code.get().copied()
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn gone(text: impl Into<String>) -> TrainError {
@@ -396,7 +329,7 @@ impl Tcp {
                 return;
             }
             drop(post.send((rank, Event::Gone(text.clone()))));
-            ending.force(&joining, &text);
+            ending.force(&*joining.lost, &text);
         })
         .map(drop)
     }
@@ -440,7 +373,7 @@ impl Tcp {
                 );
                 let (ending, joining) = (Arc::clone(&self.links.ending), self.joining.clone());
                 let why = text.clone();
-                thread::spawn(move || ending.force(&joining, &why));
+                thread::spawn(move || ending.force(&*joining.lost, &why));
                 return Err(gone(text));
             };
             let text = if let Event::Gone(text) = &event { Some(text.clone()) } else { None };

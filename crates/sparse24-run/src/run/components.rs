@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::{
     directory::{CONFIG, TOKENIZER, has_config, without_config},
-    identity::of_tokenizer,
     needs::Needs,
 };
 use crate::{
@@ -124,8 +123,8 @@ impl From<Examples> for RunData {
 }
 
 impl RunData {
-    /// Opens the data of a configuration. This tokenizer reads the text of a task, and any text whose
-    /// tokenizer is made from a text.
+    /// Opens the data of a configuration. This tokenizer reads the text of a task, and text for
+    /// which one would be made from the text itself.
     pub(super) fn open(
         config: &Config,
         tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
@@ -359,7 +358,7 @@ pub(super) fn data_of(
             error.expecting("the tokenizer of the model that it started from; copy it from there")
         })?;
         match saved {
-            Some(saved) if saved.tokenizer == of_tokenizer(Some(&own)) => Ok(own),
+            Some(saved) if saved.tokenizer == own.fingerprint().into() => Ok(own),
             // Before the first checkpoint, characters are numbered as the data have them.
             None if task.is_some() || config.data.tokenizer != TokenizerKind::Character => Ok(own),
             _ => Err(Error::file(path, "is not the tokenizer of the run's checkpoint; restore it")),

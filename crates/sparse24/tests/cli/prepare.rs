@@ -117,3 +117,42 @@ fn unusable_texts_folders_and_shares_are_refused() {
         place.refuses(&format!("prepare {tokenizer} --data {arguments}"), code, pattern);
     }
 }
+
+/// The ids of another vocabulary of the same size mean something else.
+#[test]
+fn other_data_keep_the_tokenizer_of_the_run() {
+    let place = Place::new();
+    for (name, text) in [("text", "abc"), ("fewer", "ab"), ("other", "abd"), ("more", "abcd")] {
+        place.write(name, text.repeat(1500));
+        place.answer(&format!("prepare --data {name} --tokenizer char --out {name}-shards"));
+    }
+    place.train("run", "");
+    place.train("shards-run", "--set data.path=text-shards");
+    let tokenizer = place.read("run/tokenizer.json");
+    let is_kept = |run: &str| {
+        assert_eq!(place.read(&format!("{run}/tokenizer.json")), tokenizer);
+        place.answer(&format!("eval {run}/checkpoints/step-00000012 --data text"));
+    };
+    let resume = |run: &str, data: &str| {
+        format!("resume {run} --set data.path={data} --set steps=14 --set run.keep_last=9")
+    };
+    place.refuses(&resume("run", "other"), 3, "other: the character 'd'*3 characters");
+    is_kept("run");
+    place.answer(&resume("run", "fewer"));
+    is_kept("run");
+    let line = resume("shards-run", "more-shards");
+    place.refuses(&line, 3, "tokens of 3*tokens of 4*weights do not fit");
+    let line = resume("shards-run", "other-shards");
+    let pattern = "with a tokenizer*--allow data.tokenizer`";
+    for more in ["", " --allow data"] {
+        place.refuses(&format!("{line}{more}"), 3, pattern);
+        is_kept("shards-run");
+    }
+    let notes = place.notes(&format!("{line} --allow data.tokenizer"));
+    assert!(
+        notes.contains("which earlier checkpoints need, is kept as tokenizer.1.json"),
+        "{notes}"
+    );
+    assert_eq!(place.read("shards-run/tokenizer.1.json"), tokenizer);
+    assert_eq!(place.read("shards-run/tokenizer.json"), place.read("other-shards/tokenizer.json"));
+}
