@@ -53,12 +53,13 @@ pub enum Error {
         /// The value found, the value expected, and advice.
         problem: String,
     },
-    /// An id of a batch is too large: a token, target, class, segment, or end of a span.
-    #[error("id {token} at position {position} of those read: expected one below {vocabulary}")]
+    /// An id in a batch is too large: a token, target, class or segment, or the end of a span.
+    #[error("id {token} at index {position} is out of range: expected an id below {vocabulary}")]
     UnknownToken {
         /// The id.
         token: u32,
-        /// Its index among its kind; heads that read only rows with a target count only these.
+        /// Its index among the ids of its kind. Where a head reads only the rows with a target, only
+        /// these are counted.
         position: usize,
         /// The number of ids.
         vocabulary: u32,

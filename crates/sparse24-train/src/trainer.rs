@@ -176,7 +176,7 @@ impl Allocated {
     }
 }
 
-/// A run in memory. After a step or a load that did not end, it has to be restored.
+/// A run in memory. If an update or a load does not finish, a state must be restored first.
 pub struct Trainer {
     backend: Box<dyn Backend>,
     group: Box<dyn Group>,
@@ -190,7 +190,7 @@ pub struct Trainer {
     interrupt: Arc<AtomicBool>,
     /// Whether passes since the last report may have raised the flag that it lowers.
     is_unreported: bool,
-    /// Whether an update or a load was started that did not end.
+    /// Whether an update or a load was started and did not finish.
     is_torn: bool,
     decoding: Decoding,
 }
@@ -442,8 +442,8 @@ impl Trainer {
         self.advance(self.phase_index(self.step() + 1))
     }
 
-    /// Refuses a step beyond the recipe, whose schedule and phases are over, and one after a step
-    /// that did not end.
+    /// Fails beyond the recipe's last step, whose schedule and phases are over, and after an update
+    /// or a load that did not finish.
     fn check_unfinished(&self) -> Result<(), Error> {
         self.check_whole()?;
         let (done, steps) = (self.step(), self.recipe.steps);

@@ -224,7 +224,7 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
         {
             let names = classes.join(", ");
             note(format_args!(
-                "the model's classes have no names; they are taken for {names:.999}"
+                "the model's classes have no names; they are assumed to be, in order, {names:.999}"
             ));
         }
         let (step, phase) = (model.checkpoint.state.step, model.phase().kind());

@@ -370,9 +370,9 @@ const TINY: [&str; 6] = [
     "batch.size=2",
 ];
 
-/// A checkpoint of small tensors, whose settings are those of a large model.
+/// Checkpoints with small tensors whose settings describe a large model.
 #[test]
-fn models_that_tensors_do_not_fill() {
+fn settings_of_larger_models_than_the_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let [path, other] = ["run", "other"].map(|name| folder.path().join(name));
     let resolved = |preset, more: &[&str]| {

@@ -1,4 +1,4 @@
-//! How a rank ends: its goodbye to the others, and the end of this process after another rank's.
+//! Ends a rank: says goodbye to the others, or ends this process after another rank failed.
 
 use std::{
     collections::BTreeMap,
@@ -22,14 +22,14 @@ pub const GRACE: Duration = Duration::from_secs(5);
 pub(super) struct Ending {
     /// Whether this rank has said goodbye.
     pub(super) closed: AtomicBool,
-    /// Whether [`super::Joining::lost`] is due.
+    /// Whether a thread has started the wait before [`super::Joining::lost`].
     lost: AtomicBool,
-    /// The exit code of the first rank that said that it fails.
+    /// Exit code of the first rank that reported its failure; 0 if it gave none.
     pub(super) code: OnceLock<u8>,
 }
 
 impl Ending {
-    /// Ends the process after [`GRACE`], unless that is due already.
+    /// Waits [`GRACE`], then calls `lost`, unless another thread already does.
     pub(super) fn force(&self, lost: &dyn Fn(&str, Option<u8>), text: &str) {
         if !self.lost.swap(true, Ordering::SeqCst) {
             thread::sleep(GRACE);
@@ -38,7 +38,7 @@ impl Ending {
     }
 }
 
-/// The way to another rank, and the thread that writes to it.
+/// The queue of messages to another rank, and the thread that sends them.
 pub(super) type Link = (Sender<Outgoing>, JoinHandle<()>);
 
 /// The connections of a rank.
@@ -48,15 +48,15 @@ pub(super) struct Links {
     pub(super) ending: Arc<Ending>,
 }
 
-/// Says goodbye to the other ranks. Without it, and without [`super::Tcp`], they see a rank that is
-/// gone.
+/// Says goodbye to the other ranks. If this and the [`super::Tcp`] are dropped without a goodbye,
+/// the others treat the rank as lost.
 #[derive(Clone)]
 pub struct Farewell(pub(super) Arc<Links>);
 
 impl Farewell {
-    /// Closes the connections once all messages are sent. With a `failure`, the others end with
-    /// this text and exit code, of which 0 means none; without one, they may go on as long as they
-    /// need nothing from this rank. Only the first goodbye counts.
+    /// Closes the connections once all messages are sent. With a `failure`, the others report its
+    /// text and exit with its code, or with their own if it is 0. Without one, they may go on as
+    /// long as they need nothing from this rank. Only the first goodbye counts.
     pub fn say(&self, failure: Option<(&str, u8)>) {
         let Self(links) = self;
         links.ending.closed.store(true, Ordering::SeqCst);

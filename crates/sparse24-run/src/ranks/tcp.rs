@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io,
+    io, mem,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
         Arc, Mutex,
@@ -42,8 +42,8 @@ pub struct Joining {
     pub wait: Duration,
     /// Called with messages for the user.
     pub note: Arc<dyn Fn(&str) + Send + Sync>,
-    /// Called once, with the reason, if a rank is gone and this process has not ended [`super::GRACE`]
-    /// later; it must end the process. The number is [`Farewell::code`].
+    /// Called once, with the reason and [`Farewell::code`], if a rank is gone and this process is
+    /// still running [`super::GRACE`] later; it must end the process.
     pub lost: Arc<dyn Fn(&str, Option<u8>) + Send + Sync>,
 }
 

@@ -123,8 +123,8 @@ impl From<Examples> for RunData {
 }
 
 impl RunData {
-    /// Opens the data of a configuration. This tokenizer reads the text of a task, and text for
-    /// which one would be made from the text itself.
+    /// Opens the data of a configuration. `tokenizer` is used for tasks, and for text whose
+    /// tokenizer would otherwise be built from the text itself.
     pub(super) fn open(
         config: &Config,
         tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
@@ -133,7 +133,7 @@ impl RunData {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
-        // The vocabulary may be that of the initial weights, or of the text before this one.
+        // Initial weights, or the run's earlier text, may already have set the vocabulary.
         let kind = config.data.tokenizer;
         let is_made = kind.has_pieces() || kind == TokenizerKind::Character;
         let tokenizer = is_made.then(|| tokenizer().ok()).flatten();
@@ -342,7 +342,7 @@ pub type Scores = BTreeMap<String, f64>;
 /// The name of the file of a run with the [`Scan`] of its data.
 const SCAN: &str = "data.json";
 
-/// Opens the data of a run, with the tokenizer that this state of it names.
+/// Opens the data of a run, with the tokenizer that the checkpoint state `saved` records.
 pub(super) fn data_of(
     run: &Path,
     config: &Config,
@@ -359,9 +359,12 @@ pub(super) fn data_of(
         })?;
         match saved {
             Some(saved) if saved.tokenizer == own.fingerprint().into() => Ok(own),
-            // Before the first checkpoint, characters are numbered as the data have them.
+            // Before the first checkpoint, a character tokenizer is rebuilt from the data.
             None if task.is_some() || config.data.tokenizer != TokenizerKind::Character => Ok(own),
-            _ => Err(Error::file(path, "is not the tokenizer of the run's checkpoint; restore it")),
+            _ => Err(Error::file(
+                path,
+                "is not the tokenizer of the run's checkpoint; restore the original file",
+            )),
         }
     };
     RunData::open(config, tokenizer, scan)

@@ -21,7 +21,7 @@ pub(super) struct Spike {
 }
 
 impl Spikes {
-    /// Starts after no loss.
+    /// Starts with an empty window.
     pub(super) fn new(threshold: f32, window: usize) -> Self {
         Self { threshold: f64::from(threshold), window, losses: VecDeque::new() }
     }

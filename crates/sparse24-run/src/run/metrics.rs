@@ -304,7 +304,7 @@ impl MetricsLog {
         Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
     }
 
-    /// Iterates over the steps of a file; a broken last line is left out. Collected, they take
+    /// Iterates over the steps of a file; a broken last line is left out. Collecting them takes
     /// several times the memory of their text.
     ///
     /// # Errors
@@ -354,7 +354,7 @@ pub(super) struct Best {
 }
 
 impl Best {
-    /// Nothing yet; only steps count that measure what evaluations of the run measure now.
+    /// Starts empty. Counts only evaluations that measured the same as the run's evaluations do now.
     pub(super) fn of(run: &Path) -> Result<Self, Error> {
         let starts = Provenance::readable(&run.join(PROVENANCE))?;
         let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();

@@ -92,7 +92,7 @@ impl Model {
         })
     }
 
-    /// Reads a checkpoint, and another one if a training run has removed it meanwhile.
+    /// Reads a checkpoint. If a training run has removed it meanwhile, locates and reads another.
     fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
         let mut located = locate()?;
         loop {
@@ -100,7 +100,7 @@ impl Model {
             match Self::located(located) {
                 Err(error) if !disk::exists(&from) => {
                     located = locate()?;
-                    // A link that leads nowhere.
+                    // Still the same path: it is a dangling link.
                     if located.2 == from {
                         return Err(error);
                     }
@@ -286,9 +286,9 @@ impl Model {
         Ok(())
     }
 
-    /// Leaves a Transformer memory for sentences of at most this many tokens, and for their
-    /// translations. Its positions are computed, so no tensor bounds the length that a checkpoint
-    /// names.
+    /// Limits a Transformer's sequence length to that of sentences of at most `longest` tokens and
+    /// their translations. Its positional encodings are computed, so no tensor bounds the length in
+    /// a checkpoint's settings.
     #[must_use]
     pub fn for_sentences(mut self, longest: usize) -> Self {
         if let ModelSpec::Transformer(_) = self.recipe.model {

@@ -1,5 +1,5 @@
-//! The schedule of a resumed run: which ends of phases it keeps, and what changed settings do to
-//! its phases and its learning rate.
+//! The schedule of a resumed run: which phase ends it keeps, and how changed settings affect its
+//! phases and its learning rate.
 
 use std::collections::BTreeMap;
 

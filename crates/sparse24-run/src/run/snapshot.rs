@@ -163,10 +163,10 @@ fn assemble(
     out
 }
 
-/// Refuses weights that are not those of a model, before anything of its size is allocated: the
-/// settings of a small checkpoint may describe a large model. Refused are a missing weight, unless
-/// the model `may_lack` its name; another shape than the parameter's, such as `[in, out]`, which is
-/// as large as `[out, in]`; and values that are not finite. Other names are left to the trainer.
+/// Compares weights with a model before anything of its size is allocated, because the settings of
+/// a small checkpoint may describe a large model. Rejects a missing weight, unless `may_lack` allows
+/// its name; a wrong shape, such as `[in, out]`, which is as large as `[out, in]`; and values that
+/// are not finite. The trainer checks for unknown names.
 pub(super) fn check_weights(
     model: &ModelSpec,
     weights: &[NamedTensor],

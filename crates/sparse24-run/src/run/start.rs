@@ -396,8 +396,8 @@ impl Run {
                 let (aside, kept) = disk::numbered(&path);
                 disk::rename(&path, &aside)?;
                 format!(
-                    "tokenizer.json is now that of the data; the former one, which earlier \
-                        checkpoints need, is kept as {kept}"
+                    "tokenizer.json was replaced by that of the data; the previous one, which \
+                        earlier checkpoints need, is kept as {kept}"
                 )
             } else {
                 "tokenizer.json was missing or damaged, and was written again from the data".into()

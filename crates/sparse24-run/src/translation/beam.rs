@@ -13,7 +13,7 @@ use crate::{
     data::{END, PADDING, Tokenizer},
 };
 
-/// The most tokens of a translation beyond those of its source.
+/// Maximum number of tokens that a translation may have beyond those of its source.
 pub const LONGER: usize = 50;
 
 /// A model that translates.

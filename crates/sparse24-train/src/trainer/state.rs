@@ -75,9 +75,9 @@ impl Trainer {
         self.copy_out(Vec::new())?()
     }
 
-    /// Refuses a state between two steps, or half loaded.
+    /// Fails if the state is between two steps or only partly loaded.
     pub(super) fn check_whole(&self) -> Result<(), Error> {
-        let problem = "a step or a load did not end; restore a state before you go on";
+        let problem = "an update or a load did not finish; restore a state before you go on";
         let (name, problem) = ("the trainer".to_owned(), problem.to_owned());
         if self.is_torn { Err(Error::Parameter { name, problem }) } else { Ok(()) }
     }
@@ -95,7 +95,7 @@ impl Trainer {
     /// The result waits for the copy; the trainer may go on before it is called.
     ///
     /// # Errors
-    /// [`Error::Parameter`] after a step that did not end; errors of the downloads.
+    /// [`Error::Parameter`] after an update or a load that did not finish; errors of the downloads.
     pub fn copy_out(
         &mut self,
         mut states: Vec<ParameterState>,
@@ -210,7 +210,8 @@ impl Trainer {
     /// out, and parameters whose name `is_new` says keep their initial values if they are missing.
     ///
     /// # Errors
-    /// [`Error::Parameter`] where another one is missing or one has another size.
+    /// [`Error::Setting`] after the first step; [`Error::Parameter`] where another one is missing or
+    /// one has another size.
     pub fn start_partly_from(
         &mut self,
         weights: &[(&str, &[f32])],

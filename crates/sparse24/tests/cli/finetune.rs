@@ -171,7 +171,7 @@ fn a_model_keeps_the_names_of_its_classes() {
     place.exits("import exported unnamed --task classification", 0);
     place.refuses("eval unnamed --data fewer", 3, "fewer: has 2 classes, the model 3");
     let (_, said) = place.exits("eval unnamed --data colours", 0);
-    assert!(said.contains("taken for blue, green, red"), "{said}");
+    assert!(said.contains("in order, blue, green, red"), "{said}");
     table("numbers", "-2 -1 0 1 2 3 4 5 6 7 8 9 10");
     place
         .answer("finetune --task classification --data numbers --init-from run --epochs 1 --out n");

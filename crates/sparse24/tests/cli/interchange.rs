@@ -234,7 +234,7 @@ fn a_bert_of_words_goes_out_and_comes_back() {
         let _ = fs::remove_file(place.path("out/tokenizer.json"));
     }
     place.remove("out/tokenizer_config.json");
-    let remark = "decide: capital letters become lower case";
+    let remark = "pieces: capital letters become lower case";
     let pieces = place.read("out/vocab.txt");
     assert!(place.answer("import out guessed").contains(remark));
     let line = "prepare --data text --tokenizer out/vocab.txt --out again";

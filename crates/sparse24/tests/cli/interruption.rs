@@ -64,7 +64,7 @@ fn a_run_without_checkpoints_resumes_only_from_random_weights() {
     assert!(notes.contains("the metrics up to step 12 are kept as metrics.1.jsonl"), "{notes}");
     assert_eq!(place.read("run/metrics.1.jsonl"), metrics);
     assert!(place.saved("run", 12) == end);
-    // A second save was due before the last step, or not.
+    // Refused only if a second save was due before the last step.
     for (every, last, code) in [(5, 12, 3), (6, 12, 0), (u32::MAX, u32::MAX, 0)] {
         let _ = fs::remove_dir_all(place.path("run/checkpoints"));
         place.write("run/log.txt", "");

@@ -118,7 +118,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
     }
 }
 
-/// The ids of another vocabulary of the same size mean something else.
+/// Another vocabulary, even of the same size, gives the ids other meanings.
 #[test]
 fn other_data_keep_the_tokenizer_of_the_run() {
     let place = Place::new();

@@ -207,7 +207,7 @@ fn mpirun_starts_the_ranks() {
     assert_eq!(place.timeless("mpi"), place.timeless("alone"));
 }
 
-/// Every rank ends with the reason and its exit code.
+/// Every rank exits with the message and the exit code of the rank that failed.
 #[test]
 fn ranks_that_do_not_fit_are_refused() {
     let place = Place::new();
@@ -231,9 +231,9 @@ fn ranks_that_do_not_fit_are_refused() {
                 command.args(of_rank_1.split_whitespace());
             }
         }));
-        let is_told =
+        let reports_it =
             |(found, message): &(_, String)| *found == Some(code) && is_like(message, expected);
-        assert!(ends.iter().all(is_told), "{ends:?}");
+        assert!(ends.iter().all(reports_it), "{ends:?}");
         drop(fs::remove_dir_all(place.path("run")));
     }
     for (line, code, pattern) in [

@@ -45,7 +45,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// A path in a folder, which is made.
+    /// Path of a file or folder, whose parent folder is created.
     fn new_path(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

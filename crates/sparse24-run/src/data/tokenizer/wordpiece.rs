@@ -128,8 +128,8 @@ impl WordPiece {
         let case = if self.0.vocabulary.lowercase { "become lower case" } else { "are kept" };
         self.0.is_guessed.then(|| {
             format!(
-                "no tokenizer_config.json is beside the vocabulary, so its pieces decide: capital \
-                 letters {case}"
+                "there is no tokenizer_config.json beside the vocabulary, so the case was guessed \
+                 from its pieces: capital letters {case}"
             )
         })
     }
@@ -246,10 +246,10 @@ impl WordPiece {
     }
 
     /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
-    /// `tokenizer_config.json` beside the first must not contradict it; beside the second, it sets
-    /// the rules, with the defaults of `BertTokenizer`, which capital letters in the pieces must
-    /// not contradict. Only where that file is missing, the rules are guessed: text becomes lower
-    /// case unless some piece has a capital letter. No tokens other than [`SPECIAL`] may be added.
+    /// `tokenizer_config.json` beside the first must not contradict it. Beside the second, it sets
+    /// the rules, with the defaults of `BertTokenizer`; the default of lower case is an error if a
+    /// piece has a capital letter. Without that file, the rules are guessed: text becomes lower case
+    /// unless a piece has a capital letter. No tokens other than [`SPECIAL`] may be added.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
@@ -305,7 +305,7 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
 /// The keys of the rules in a `tokenizer_config.json`.
 const RULES: [&str; 3] = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"];
 
-/// The rules of a `tokenizer_config.json`, with this one for lower case if it has none.
+/// Returns the rules of a `tokenizer_config.json`; `lowercase` is the default of the first.
 fn rules(config: &Value, lowercase: bool) -> [bool; 3] {
     let rule = |at: usize, default| config[RULES[at]].as_bool().unwrap_or(default);
     let lowercase = rule(0, lowercase);
@@ -319,8 +319,8 @@ fn agree(vocabulary: &Vocabulary, config: &Value) -> Result<(), String> {
     let mut all = RULES.iter().zip(rules(config, true)).zip(has);
     all.find(|((_, asked), has)| asked != has).map_or(Ok(()), |((key, asked), has)| {
         Err(format!(
-            "contradicts tokenizer_config.json: {key} is {has} by this file and {asked} by that \
-             (perhaps by default); change one of them"
+            "contradicts tokenizer_config.json: {key} is {has} in this vocabulary and {asked} \
+             there (perhaps by default); change one of them"
         ))
     })
 }
