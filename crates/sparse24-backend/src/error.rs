@@ -58,8 +58,8 @@ pub enum Error {
     UnknownToken {
         /// The id.
         token: u32,
-        /// Its index among the ids of its kind. Where a head reads only the rows with a target, only
-        /// these are counted.
+        /// Its index among the ids of its kind. Where a head reads only the rows with a target,
+        /// only these are counted.
         position: usize,
         /// The number of ids.
         vocabulary: u32,

@@ -30,7 +30,7 @@ pub(crate) enum Exit {
     NonFinite = 5,
     /// A GPU, its driver or a CUDA library is missing, out of memory or failed.
     Device = 6,
-    /// Another rank of the run is gone, or failed.
+    /// Another rank of the run is gone.
     Peer = 7,
     /// Ranks of the run hold different weights.
     Disagreement = 8,
@@ -68,6 +68,7 @@ impl Failure {
     /// The same sentence, with the exit code of the rank that failed first.
     pub(crate) fn with_code(self, code: u8) -> Self {
         let exits = [
+            Exit::Refuted,
             Exit::Usage,
             Exit::Input,
             Exit::Io,
@@ -76,6 +77,9 @@ impl Failure {
             Exit::Disagreement,
             Exit::NoRun,
             Exit::Defect,
+            Exit::HungUp,
+            Exit::Interrupted,
+            Exit::Terminated,
         ];
         let exit = exits.into_iter().find(|exit| *exit as u8 == code);
         Self { exit: exit.unwrap_or(self.exit), ..self }

@@ -3,7 +3,10 @@
 use std::{num::NonZeroU32, path::Path};
 
 use super::{
-    Config, ModelConfig, ModelKind, document::check_whole_numbers, preset, unknown, unknown::refuse,
+    Config, ModelConfig, ModelKind,
+    document::{LONGEST, check_whole_numbers},
+    preset, unknown,
+    unknown::refuse,
 };
 use crate::{
     Error,
@@ -33,6 +36,14 @@ impl Config {
     /// # Errors
     /// [`Error::Setting`] names the first key that is wrong.
     pub fn check(&self) -> Result<(), Error> {
+        let length = self.to_toml().len() as u64;
+        if length > LONGEST {
+            let problem = format!(
+                "the configuration takes {length} bytes, expected at most {LONGEST}, which can be \
+                 read again; leave the names out"
+            );
+            return Err(Error::setting("task.classes", problem));
+        }
         let Self { model, optimizer, batch, run, .. } = self;
         let sizes = [
             ("model.layers", model.layers),

@@ -12,7 +12,7 @@ const ROOT: &str = "configuration";
 
 /// Longest document, in bytes: some fifty configurations. Parsing takes a hundred times as much
 /// memory.
-const LONGEST: u64 = 1 << 16;
+pub(super) const LONGEST: u64 = 1 << 16;
 
 /// Description of a configuration file in errors.
 pub(super) const DOCUMENT: &str = "a TOML file; `sparse24 config` prints one";

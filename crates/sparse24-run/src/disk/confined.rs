@@ -47,7 +47,7 @@ mod imp {
             fd::{AsRawFd, OwnedFd},
             unix::fs::MetadataExt,
         },
-        path::Component,
+        path::{self, Component},
         sync::{PoisonError, RwLock, Weak},
     };
 
@@ -63,6 +63,8 @@ mod imp {
     #[derive(Debug)]
     pub(super) struct Root {
         path: PathBuf,
+        /// The same, wherever the process may go.
+        absolute: PathBuf,
         directory: OwnedFd,
     }
 
@@ -86,11 +88,15 @@ mod imp {
             Some(at) => at.enter()?,
             None => openat(CWD, path, DIRECTORY, Mode::empty())?,
         };
-        let root = Arc::new(Root { path: path.to_owned(), directory });
+        let root = Arc::new(Root { path: path.to_owned(), absolute: absolute(path), directory });
         let mut roots = ROOTS.write().unwrap_or_else(PoisonError::into_inner);
         roots.retain(|root| root.strong_count() > 0);
         roots.push(Arc::downgrade(&root));
         Ok(root)
+    }
+
+    fn absolute(path: &Path) -> PathBuf {
+        path::absolute(path).unwrap_or_else(|_| path.to_owned())
     }
 
     /// A name in an open directory.
@@ -103,9 +109,12 @@ mod imp {
     pub(in super::super) fn resolve(path: &Path) -> io::Result<Option<At>> {
         let roots = ROOTS.read().unwrap_or_else(PoisonError::into_inner);
         let mut live = roots.iter().rev().filter_map(Weak::upgrade);
-        let Some(root) = live.find(|root| path.starts_with(&root.path)) else { return Ok(None) };
+        let path = absolute(path);
+        let Some(root) = live.find(|root| path.starts_with(&root.absolute)) else {
+            return Ok(None);
+        };
         drop(roots);
-        let below = path.strip_prefix(&root.path).expect("it starts with it");
+        let below = path.strip_prefix(&root.absolute).expect("it starts with it");
         let mut directory = root.directory.try_clone()?;
         let mut name = OsString::from(".");
         for (number, component) in below.components().enumerate() {

@@ -1,5 +1,5 @@
 //! timm's DeiT and ViT with a class token, `deit_base_patch16_224` and those of its kind: a folder
-//! as `timm.create_model("local-dir:FOLDER")` reads it and timm's hub holds it.
+//! as `timm.create_model("local-dir:FOLDER", pretrained=True)` reads it and timm's hub holds it.
 //!
 //! The class token and the bias of the patches are two tensors there and one table here. Options
 //! that would change the computation are refused.

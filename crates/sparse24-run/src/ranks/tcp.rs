@@ -140,25 +140,36 @@ impl Tcp {
         for peer in 1..rank {
             let address = table.get(peer).copied().flatten();
             let address = address.ok_or_else(|| gone(format!("rank 0 knows no rank {peer}")))?;
-            let met = TcpStream::connect_timeout(&address, self.joining.peer_timeout).and_then(
-                |stream| Ok((handshake::connect(&stream, &self.joining.secret, &hello)?, stream)),
-            );
-            let text = format!("cannot connect to rank {peer} ({address})");
-            let (answer, stream) = met.map_err(|error| self.cause(network(&text, error)))?;
+            let (answer, stream) = loop {
+                let met = TcpStream::connect_timeout(&address, self.joining.peer_timeout);
+                let met = met.and_then(|stream| {
+                    Ok((handshake::connect(&stream, &self.joining.secret, &hello)?, stream))
+                });
+                let error = match met {
+                    Ok(met) => break met,
+                    Err(error) => error,
+                };
+                self.check_ended()?;
+                // Strangers may keep it busy.
+                if Instant::now() >= until {
+                    let text = format!("cannot connect to rank {peer} ({address})");
+                    return Err(network(&text, error).into());
+                }
+            };
             self.add(peer, &answer.host, stream)?;
         }
         self.gather(&acceptor, until, |_, _| {})
     }
 
     /// The error that another rank reports now: one that cannot be reached may have ended with it.
-    fn cause(&mut self, found: TrainError) -> TrainError {
+    fn check_ended(&mut self) -> Result<(), TrainError> {
         while let Ok((rank, event)) = self.inbox.recv_timeout(HEARTBEAT) {
             self.take(rank, event);
             if let Some(text) = self.ended.iter().flatten().next() {
-                return gone(text);
+                return Err(gone(text));
             }
         }
-        found
+        Ok(())
     }
 
     /// A handle that says goodbye.

@@ -357,10 +357,14 @@ pub(super) fn data_of(
         let own = Tokenizer::load(&path).map_err(|error| {
             error.expecting("the tokenizer of the model that it started from; copy it from there")
         })?;
+        let kind = config.data.tokenizer;
         match saved {
+            _ if task.is_none() && own.kind() != kind => {
+                Err(Error::file(path, format!("is not a tokenizer of the kind {}", kind.name())))
+            }
             Some(saved) if saved.tokenizer == own.fingerprint().into() => Ok(own),
             // Before the first checkpoint, a character tokenizer is rebuilt from the data.
-            None if task.is_some() || config.data.tokenizer != TokenizerKind::Character => Ok(own),
+            None if task.is_some() || kind != TokenizerKind::Character => Ok(own),
             _ => Err(Error::file(
                 path,
                 "is not the tokenizer of the run's checkpoint; restore the original file",

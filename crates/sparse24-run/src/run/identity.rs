@@ -23,7 +23,7 @@ use sparse24_train::method::Method;
 /// Key of the data.
 pub(super) const DATA: &str = "data";
 /// Key of the tokenizer.
-const TOKENIZER: &str = "data.tokenizer";
+pub(super) const TOKENIZER: &str = "data.tokenizer";
 
 /// The identity of a run at a position.
 pub(super) fn identity(config: &Config, data: &RunData, at: State) -> State {
@@ -210,7 +210,10 @@ pub(super) fn check(
         });
     }
     if saved.tokenizer != now.tokenizer {
-        let described = |fingerprint| format!("a tokenizer (fingerprint {})", short(fingerprint));
+        let described = |fingerprint| match fingerprint == none() {
+            true => "no tokenizer".to_owned(),
+            false => format!("a tokenizer (fingerprint {})", short(fingerprint)),
+        };
         let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
         differences.push(Difference { key: TOKENIZER.into(), was, is, fits: true });
     }

@@ -354,7 +354,7 @@ pub(super) struct Best {
 }
 
 impl Best {
-    /// Starts empty. Counts only evaluations that measured the same as the run's evaluations do now.
+    /// Starts empty. Counts only evaluations that measured the same as the run's do now.
     pub(super) fn of(run: &Path) -> Result<Self, Error> {
         let starts = Provenance::readable(&run.join(PROVENANCE))?;
         let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();

@@ -164,15 +164,17 @@ fn assemble(
 }
 
 /// Compares weights with a model before anything of its size is allocated, because the settings of
-/// a small checkpoint may describe a large model. Rejects a missing weight, unless `may_lack` allows
-/// its name; a wrong shape, such as `[in, out]`, which is as large as `[out, in]`; and values that
-/// are not finite. The trainer checks for unknown names.
+/// a small checkpoint may describe a large model. Rejects a missing weight, unless `may_lack`
+/// allows its name; a wrong shape, such as `[in, out]`, which is as large as `[out, in]`; and
+/// values that are not finite. The trainer checks for unknown names.
 pub(super) fn check_weights(
     model: &ModelSpec,
     weights: &[NamedTensor],
     may_lack: impl Fn(&str) -> bool,
 ) -> Result<(), Error> {
-    let weights: HashMap<_, _> = weights.iter().map(|tensor| (&tensor.name, tensor)).collect();
+    // The first of a repeated name, as the trainer takes it.
+    let weights: HashMap<_, _> =
+        weights.iter().rev().map(|tensor| (&tensor.name, tensor)).collect();
     for ParameterSpec { name, shape: expected, .. } in model.parameters()? {
         let problem = match weights.get(&name) {
             None if may_lack(&name) => continue,

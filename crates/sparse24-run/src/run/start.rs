@@ -9,7 +9,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
-    identity::{self, DATA, covers, identity},
+    identity::{self, DATA, TOKENIZER, covers, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
     metrics::Best,
@@ -54,7 +54,7 @@ pub struct Resume {
     /// Treatment of a damaged newest checkpoint.
     pub damaged: Damaged,
     /// Keys and sections of the configuration that may differ from the checkpoint's; `data` accepts
-    /// other data.
+    /// other data, but another tokenizer only by its key.
     pub allow: Vec<String>,
     /// Settings that change from here on, each `key=value`; they are allowed.
     pub settings: Vec<String>,
@@ -134,6 +134,13 @@ impl Run {
                 NonZeroU32::new(group.world() as u32).expect("a group has a rank");
         }
         config.check()?;
+        if let RunData::Task(examples) = &data
+            && examples.outputs() != config.task.outputs
+        {
+            let found = config.task.outputs;
+            let problem = format!("expected {}, as in the data, found {found}", examples.outputs());
+            return Err(Error::setting("task.outputs", problem));
+        }
         if !data.is_of(&config) {
             let problem = "the data was opened for another configuration, so a resume would \
                 not find it; open it with open_data";
@@ -269,9 +276,14 @@ impl Run {
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
         let earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
         let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
+        let earlier: Vec<_> = earlier.map(|(key, _)| key).collect();
+        // It is replaced only where that was allowed.
+        let is_replaced = earlier.iter().any(|key| key == DATA);
+        let is_replaced = is_replaced && is_saved(data.tokenizer(), &directory);
         let mut allow = asked.clone();
         allow.retain(|key| !(how.keeps_data && key == DATA));
-        allow.extend(earlier.map(|(key, _)| key));
+        allow.extend(earlier);
+        allow.extend(is_replaced.then(|| TOKENIZER.to_owned()));
         allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
         allow.extend_from_slice(&how.allow);
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
@@ -388,22 +400,6 @@ impl Run {
                 Initial::Random
             }
         };
-        if let Some(tokenizer) =
-            data.tokenizer().filter(|tokenizer| !is_saved(tokenizer, &directory.tokenizer()))
-        {
-            let path = directory.tokenizer();
-            notices.push(if Tokenizer::load(&path).is_ok() {
-                let (aside, kept) = disk::numbered(&path);
-                disk::rename(&path, &aside)?;
-                format!(
-                    "tokenizer.json was replaced by that of the data; the previous one, which \
-                        earlier checkpoints need, is kept as {kept}"
-                )
-            } else {
-                "tokenizer.json was missing or damaged, and was written again from the data".into()
-            });
-            tokenizer.save(&path)?;
-        }
         data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
         if disk::exists(&directory.plans()) {
@@ -472,6 +468,24 @@ impl Run {
             if let Some(reference) = &mut reference {
                 reference.next(&metrics);
             }
+        }
+        if !is_saved(data.tokenizer(), &directory) {
+            let path = directory.tokenizer();
+            notices.push(match Tokenizer::load(&path) {
+                Ok(former) => {
+                    let (aside, kept) = disk::numbered(&path);
+                    disk::rename(&path, &aside)?;
+                    let is_of = |state: State| state.tokenizer == former.fingerprint().into();
+                    let why =
+                        if state.is_some_and(is_of) { " for earlier checkpoints" } else { "" };
+                    format!("the previous tokenizer.json is kept as {kept}{why}")
+                }
+                Err(_) => {
+                    "tokenizer.json was missing or damaged, and was written again from the data"
+                        .to_owned()
+                }
+            });
+            data.tokenizer().map_or(Ok(()), |tokenizer| tokenizer.save(&path))?;
         }
         if !named.is_empty() {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
@@ -556,8 +570,8 @@ fn make_absolute(config: &mut Config) -> Result<(), Error> {
 }
 
 /// Whether a file holds this tokenizer.
-fn is_saved(tokenizer: &Tokenizer, file: &Path) -> bool {
-    Tokenizer::load(file).is_ok_and(|saved| saved == *tokenizer)
+fn is_saved(tokenizer: Option<&Tokenizer>, run: &RunDirectory) -> bool {
+    Tokenizer::load(&run.tokenizer()).ok().as_ref() == tokenizer
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! mu needs the flips of a dense run. But decay that hardly moves the pruned weights hardly changes
 //! a mask, and leaves mu where it is without decay: at about 1 or above.
 
-use super::{MetricsLog, Run};
+use super::{MetricsLog, Provenance, Run};
 use sparse24_train::{
     method::PhaseKind,
     optim::{MaskedDecay, UpdateRule},
@@ -28,6 +28,11 @@ impl Run {
             return None;
         }
         let lambda = self.config.lambda()?;
+        // A search has measured mu.
+        let starts = Provenance::readable(&self.directory.provenance()).ok()?;
+        if starts.first()?.lambda.is_some() {
+            return None;
+        }
         let recipe = self.trainer.recipe();
         let is_on_gradients = matches!(recipe.method.decay, MaskedDecay::OnGradients(_));
         let parameters: usize =

@@ -122,7 +122,7 @@ impl Examples {
         };
         if task.labels == Labels::Found && source.classes.is_empty() {
             // "10" follows "9" if all are numbers, as where classes are trained by number.
-            let number = |name: &String| name.parse::<i64>().ok();
+            let number = |name: &String| name.parse::<i128>().ok();
             let are_numbers = classes.iter().all(|name| number(name).is_some());
             classes.sort_by_cached_key(|name| (number(name).filter(|_| are_numbers), name.clone()));
             classes.dedup();

@@ -210,8 +210,8 @@ impl Trainer {
     /// out, and parameters whose name `is_new` says keep their initial values if they are missing.
     ///
     /// # Errors
-    /// [`Error::Setting`] after the first step; [`Error::Parameter`] where another one is missing or
-    /// one has another size.
+    /// [`Error::Setting`] after the first step; [`Error::Parameter`] where another one is missing
+    /// or one has another size.
     pub fn start_partly_from(
         &mut self,
         weights: &[(&str, &[f32])],

@@ -148,11 +148,29 @@ fn other_data_keep_the_tokenizer_of_the_run() {
         place.refuses(&format!("{line}{more}"), 3, pattern);
         is_kept("shards-run");
     }
-    let notes = place.notes(&format!("{line} --allow data.tokenizer"));
-    assert!(
-        notes.contains("which earlier checkpoints need, is kept as tokenizer.1.json"),
-        "{notes}"
-    );
+    let finished = "resume shards-run --set data.path=other-shards --allow data.tokenizer";
+    place.refuses(finished, 3, "is finished*more steps than 12");
+    let resume_kept = |line: &str, number: u32| {
+        let notes = place.notes(&format!("{line} --allow data.tokenizer"));
+        let kept = format!("tokenizer.json is kept as tokenizer.{number}.json for earlier");
+        assert!(notes.contains(&kept), "{notes}");
+    };
+    resume_kept(&line, 1);
+    let other = place.read("other-shards/tokenizer.json");
     assert_eq!(place.read("shards-run/tokenizer.1.json"), tokenizer);
-    assert_eq!(place.read("shards-run/tokenizer.json"), place.read("other-shards/tokenizer.json"));
+    assert_eq!(place.read("shards-run/tokenizer.json"), other);
+    // As if it had died before it saved.
+    place.rewind("shards-run", [14]);
+    place.answer("resume shards-run");
+    // Data without a tokenizer.
+    let ids: Vec<u8> = (0..4500_u16).flat_map(|id| (id % 3).to_le_bytes()).collect();
+    for split in ["train", "val"] {
+        place.write(&format!("foreign/{split}.bin"), &ids);
+    }
+    resume_kept(&resume("shards-run", "foreign").replace("14", "16"), 2);
+    assert_eq!(place.read("shards-run/tokenizer.2.json"), other);
+    place.answer("eval shards-run");
+    // The run's tokenizer is not used as one of another kind.
+    place.train("bytes", "--set data.tokenizer=byte");
+    place.refuses("resume bytes --set data.tokenizer=char --set steps=14", 3, "weights do not fit");
 }

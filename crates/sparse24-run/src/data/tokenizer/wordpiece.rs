@@ -248,8 +248,8 @@ impl WordPiece {
     /// Reads Hugging Face's `tokenizer.json`, or a `vocab.txt` with one piece per line. A
     /// `tokenizer_config.json` beside the first must not contradict it. Beside the second, it sets
     /// the rules, with the defaults of `BertTokenizer`; the default of lower case is an error if a
-    /// piece has a capital letter. Without that file, the rules are guessed: text becomes lower case
-    /// unless a piece has a capital letter. No tokens other than [`SPECIAL`] may be added.
+    /// piece has a capital letter. Without that file, the rules are guessed: text becomes lower
+    /// case unless a piece has a capital letter. No tokens other than [`SPECIAL`] may be added.
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
