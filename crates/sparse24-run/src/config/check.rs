@@ -481,6 +481,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_configuration_that_could_not_be_read_again_is_refused() {
+        let mut config = Config::resolve(None, None, &[]).unwrap();
+        config.check().unwrap();
+        config.task.classes = vec!["a".repeat(26); 4000];
+        let problem = config.check().unwrap_err().to_string();
+        assert!(problem.starts_with("task.classes: ") && problem.contains("65536"), "{problem}");
+    }
+
+    #[test]
     fn a_backend_that_a_build_lacks_is_not_unknown() {
         for (name, problem) in [
             ("cuda", "this build lacks \"cuda\"; build it with the feature \"cuda\""),

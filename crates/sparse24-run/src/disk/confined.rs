@@ -241,6 +241,16 @@ mod tests {
     use super::*;
     use crate::disk;
 
+    #[test]
+    fn a_directory_has_many_paths() {
+        let _confined = confine(Path::new("./src")).unwrap();
+        let here = std::env::current_dir().unwrap();
+        for path in ["src/lib.rs".into(), "./src/lib.rs".into(), here.join("src/lib.rs")] {
+            assert!(resolve(&path).unwrap().is_some(), "{}", path.display());
+        }
+        assert!(resolve(Path::new("tests")).unwrap().is_none());
+    }
+
     /// Every operation on a name that is a link, or below one, leaves what it points to alone.
     #[test]
     fn no_operation_leaves_a_confined_directory() {
