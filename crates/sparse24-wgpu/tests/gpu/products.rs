@@ -7,12 +7,16 @@ use sparse24_wgpu::{Matrix, gemm};
 
 use crate::{Bits, open};
 
-/// Products by scalar loads, by vec4 loads, and by vec4 loads with the larger output tile.
+/// Products by scalar loads, by vec4 loads, with the larger output tile, and for software adapters.
 #[test]
 fn products_of_integers() {
     // Forward, dgrad and wgrad of the last three sizes use the larger output tile in turn.
     let large = [[2052, 44, 2044], [2052, 2044, 44], [44, 2044, 2052]];
-    for [p, q, r] in [[1, 1, 1], [3, 5, 7], [64, 16, 64], [132, 20, 68]].into_iter().chain(large) {
+    // All three consist of whole output tiles of the kernel for software adapters.
+    let whole = [128, 256, 384];
+    for [p, q, r] in
+        [[1, 1, 1], [3, 5, 7], [64, 16, 64], [132, 20, 68], whole].into_iter().chain(large)
+    {
         let Some(mut device) = open() else { return };
         let mut given = |shape: [usize; 2], seed| {
             let words = Bits::Any.words(shape[0] * shape[1], seed);
