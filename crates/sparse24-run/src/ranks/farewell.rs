@@ -17,6 +17,9 @@ use super::frames::Outgoing;
 /// The time that a process has to end by itself after a rank is gone.
 pub const GRACE: Duration = Duration::from_secs(5);
 
+/// Ends the process, with a reason and perhaps the exit code of the rank that failed.
+pub(super) type Lost = dyn Fn(&str, Option<u8>) + Send + Sync;
+
 /// The state that all threads of a process share.
 #[derive(Default)]
 pub(super) struct Ending {
@@ -30,7 +33,7 @@ pub(super) struct Ending {
 
 impl Ending {
     /// Waits [`GRACE`], then calls `lost`, unless another thread already does.
-    pub(super) fn force(&self, lost: &dyn Fn(&str, Option<u8>), text: &str) {
+    pub(super) fn force(&self, lost: &Lost, text: &str) {
         if !self.lost.swap(true, Ordering::SeqCst) {
             thread::sleep(GRACE);
             lost(text, self.code.get().copied());

@@ -22,7 +22,7 @@ use sparse24_train::{Error as TrainError, group::Group};
 
 use super::{
     Placement, Secret,
-    farewell::{Farewell, Links, locked},
+    farewell::{Farewell, Links, Lost, locked},
     frames::{HEARTBEAT, Outgoing, read, write},
     handshake::{self, Answer, Hello},
 };
@@ -44,7 +44,7 @@ pub struct Joining {
     pub note: Arc<dyn Fn(&str) + Send + Sync>,
     /// Called once, with the reason and [`Farewell::code`], if a rank is gone and this process is
     /// still running [`super::GRACE`] later; it must end the process.
-    pub lost: Arc<dyn Fn(&str, Option<u8>) + Send + Sync>,
+    pub lost: Arc<Lost>,
 }
 
 /// The time between lists of missing ranks.
