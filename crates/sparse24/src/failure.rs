@@ -39,7 +39,6 @@ pub(crate) enum Exit {
     /// A bug in sparse24: an operation was called with operands that do not fit.
     Defect = 70,
     /// Stopped by SIGHUP with all work saved; 128 + signal, as in a shell.
-    #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix has this signal"))]
     HungUp = 129,
     /// Stopped by SIGINT with all work saved.
     Interrupted = 130,

@@ -412,7 +412,8 @@ fn settings_of_larger_models_than_the_tensors() {
         forge(&saved, "state.json", state.replace(&from, &to).as_bytes());
         fs::write(path.join("config.toml"), config.to_toml()).unwrap();
         let (config, data) = (&config, &data);
-        let loads: [(&str, &dyn Fn() -> Result<(), Error>); 3] = [
+        type Load<'a> = (&'a str, &'a dyn Fn() -> Result<(), Error>);
+        let loads: [Load<'_>; 3] = [
             ("read", &|| Model::read(&path)?.into_trainer().map(drop)),
             ("resumed", &|| Run::resume(&path, &Resume::default()).map(drop)),
             ("given", &|| Run::start(config.clone(), data.clone(), given, &other).map(drop)),
