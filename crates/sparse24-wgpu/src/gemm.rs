@@ -15,6 +15,8 @@ use crate::{
 
 #[cfg(test)]
 mod speed;
+#[cfg(test)]
+mod tests;
 
 /// Number of large output tiles that occupies an H100 or H200, of 132 multiprocessors.
 const ENOUGH: usize = 256;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use super::{Accumulate, Device, FOURS, Kernel, Matrix, Transposed, chosen, constants, products};
 use crate::{device::tests::open, elementwise::copy};
 
+mod software24;
+
 /// The shortest time of a call, in batches of about 50 ms.
 fn time(device: &mut Device, mut call: impl FnMut(&mut Device)) -> Duration {
     let mut batch = |times: u32| {
