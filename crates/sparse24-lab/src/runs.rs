@@ -47,8 +47,9 @@ pub struct Member {
     pub until: u32,
 }
 
-/// Called after each finished run with its index and the results of all runs.
-pub type Done<'a> = dyn Fn(usize, &[Option<RunResult>]) -> Result<(), Error> + Sync + 'a;
+/// Called before the first run, and after each finished one with its index, with the results of all
+/// runs.
+pub type Done<'a> = dyn Fn(Option<usize>, &[Option<RunResult>]) -> Result<(), Error> + Sync + 'a;
 
 impl Member {
     /// The run directory in a folder.
@@ -140,10 +141,13 @@ impl RunSet {
         let jobs = watchers.len().min(waiting.len()).max(1);
         let (folder, members, keep) = (self.folder.path(), &self.members, self.keep);
         let (next, halted) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Mutex::new((&mut self.results, None::<Error>));
         let opened = Mutex::new(None);
+        waiting.iter().try_for_each(|&at| check_place(&members[at].path(folder), &members[at]))?;
         let needs = needs_of(folder, waiting.iter().map(|&at| &members[at]), &opened)?;
         check_needs(folder, &needs, jobs, keep, machine::memory().as_ref())?;
+        self.folder.describe()?;
+        done(None, &self.results)?;
+        let shared = Mutex::new((&mut self.results, None::<Error>));
         let work = |mut watcher: Box<dyn Watcher>| {
             while let Some(&at) = waiting.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if halted.load(Ordering::SeqCst) {
@@ -164,7 +168,7 @@ impl RunSet {
                 let ended = trained.and_then(|result| {
                     let Some(result) = result else { return Ok(()) };
                     shared.0[at] = Some(result);
-                    done(at, shared.0)
+                    done(Some(at), shared.0)
                 });
                 if let Err(error) = ended {
                     halted.store(true, Ordering::SeqCst);
@@ -283,6 +287,21 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
     Ok(())
 }
 
+/// Checks that a member can start or resume in its run directory.
+fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
+    if disk::exists(&path.join("config.toml")) {
+        return check_paths(path, &run_config(path)?, &member.config);
+    }
+    RunDirectory::check_free(path).map_err(|error| match error {
+        Error::File { path, .. } => Error::file(
+            path,
+            "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
+             again",
+        ),
+        other => other,
+    })
+}
+
 /// Starts or resumes a run, and returns its result unless it was stopped.
 fn train(
     folder: &Path,
@@ -293,17 +312,8 @@ fn train(
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml")) {
-        check_paths(&path, &run_config(&path)?, &member.config)?;
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {
-        RunDirectory::check_free(&path).map_err(|error| match error {
-            Error::File { path, .. } => Error::file(
-                path,
-                "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
-                    again",
-            ),
-            other => other,
-        })?;
         let dataset = data_of(&member.config, opened)?;
         Run::start(member.config.clone(), dataset, Given::default(), &path)?
     };

@@ -253,10 +253,8 @@ impl Search {
         plan.data = Some(of_data(&open_data(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let read = |file: &Path| Ok(Plan::read(file)?.identity());
-        let folder = Folder::open(path, DESCRIPTION, &text, &plan.identity(), read)?;
-        let search = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
-        write_json(&path.join(FILE), &search.results())?;
-        Ok(search)
+        let folder = Folder::open(path, DESCRIPTION, text, &plan.identity(), read)?;
+        Ok(Self { runs: RunSet::open(folder, plan.members(), keep)?, plan })
     }
 
     /// The runs of the search.
@@ -271,8 +269,8 @@ impl Search {
         SearchResults::of(&self.plan, self.runs.members(), self.runs.results())
     }
 
-    /// Trains the runs that are not done. After each run, `search.json` is written and `done` gets
-    /// the index of the run and the results so far.
+    /// Trains the runs that are not done. Before the first and after each, `search.json` is
+    /// written; after each, `done` gets its index and the results so far.
     ///
     /// # Errors
     /// Errors from [`RunSet::train`].
@@ -283,10 +281,10 @@ impl Search {
     ) -> Result<Progress, Error> {
         let (plan, members) = (&self.plan, self.runs.members().to_vec());
         let file = self.runs.path().join(FILE);
-        let after = |member: usize, results: &[Option<RunResult>]| {
+        let after = |member: Option<usize>, results: &[Option<RunResult>]| {
             let results = SearchResults::of(plan, &members, results);
             write_json(&file, &results)?;
-            done(member, &results);
+            member.into_iter().for_each(|member| done(member, &results));
             Ok(())
         };
         self.runs.train(watchers, &after)

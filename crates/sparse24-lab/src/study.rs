@@ -34,10 +34,8 @@ impl Study {
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_data(&open_data(&plan.base)?));
         let read = |file: &Path| Ok(Plan::read_resolved(file)?.identity());
-        let folder = Folder::open(path, "study.toml", &plan.to_toml(), &plan.identity(), read)?;
-        let study = Self { runs: RunSet::open(folder, plan.members(), keep)?, plan };
-        write(&study.plan, study.runs.path(), study.runs.results())?;
-        Ok(study)
+        let folder = Folder::open(path, "study.toml", plan.to_toml(), &plan.identity(), read)?;
+        Ok(Self { runs: RunSet::open(folder, plan.members(), keep)?, plan })
     }
 
     /// The runs of the study.
@@ -52,8 +50,8 @@ impl Study {
         StudyResults::of(&self.plan, self.runs.results())
     }
 
-    /// Trains the runs that are not done. After each run, `study.json` and `study.csv` are written
-    /// and `done` gets the index of the run and the results so far.
+    /// Trains the runs that are not done. Before the first and after each, `study.json` and
+    /// `study.csv` are written; after each, `done` gets its index and the results so far.
     ///
     /// # Errors
     /// Errors from [`RunSet::train`].
@@ -63,8 +61,9 @@ impl Study {
         done: &(dyn Fn(usize, &StudyResults) + Sync),
     ) -> Result<Progress, Error> {
         let (plan, path) = (&self.plan, self.runs.path().to_owned());
-        let after = |member: usize, results: &[Option<RunResult>]| {
-            done(member, &write(plan, &path, results)?);
+        let after = |member: Option<usize>, results: &[Option<RunResult>]| {
+            let results = write(plan, &path, results)?;
+            member.into_iter().for_each(|member| done(member, &results));
             Ok(())
         };
         self.runs.train(watchers, &after)

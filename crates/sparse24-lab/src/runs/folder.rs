@@ -1,8 +1,8 @@
 //! The folder of several runs: its lock, and the description of what it holds.
 //!
-//! Invariant: the description is written before the first run starts. Later starts may add arms and
-//! seeds, and change nothing else. A folder that holds something else is not touched. The folder is
-//! confined, since it may come from others.
+//! Invariant: the description is written before the first run starts, and after all checks. Later
+//! starts may add arms and seeds, and change nothing else. A folder that holds something else is not
+//! touched. The folder is confined, since it may come from others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,6 +20,8 @@ use sparse24_run::{
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
+    /// The file of the description, and its contents.
+    description: (PathBuf, String),
     _lock: Lock,
     _confined: Confined,
 }
@@ -67,7 +69,7 @@ impl Identity {
 
 impl Folder {
     /// Creates the folder or opens one with the same identity, which `read` reads from the file
-    /// `name`; locks it, and writes `text` to that file.
+    /// `name`, and locks it; [`Self::describe`] writes `text` to that file.
     ///
     /// # Errors
     /// [`Error::File`] if it is in use, holds something else, or was started with other settings;
@@ -75,7 +77,7 @@ impl Folder {
     pub(crate) fn open(
         path: &Path,
         name: &str,
-        text: &str,
+        text: String,
         identity: &Identity,
         read: impl Fn(&Path) -> Result<Identity, Error>,
     ) -> Result<Self, Error> {
@@ -107,15 +109,20 @@ impl Folder {
                 return Err(Error::file(path, problem));
             }
         }
-        let folder = Self { path: path.to_owned(), _lock: run::lock(path)?, _confined: confined };
+        let lock = run::lock(path)?;
         if is_there && let Some([before, now]) = read(&file)?.difference(identity) {
             let problem = format!(
                 "was started with {before}, found {now}; undo the change, or name another folder"
             );
             return Err(Error::file(file, problem));
         }
-        write_if_new(&file, text.as_bytes())?;
-        Ok(folder)
+        let (path, description) = (path.to_owned(), (file, text));
+        Ok(Self { path, description, _lock: lock, _confined: confined })
+    }
+
+    /// Writes the description; what is refused before this leaves no trace.
+    pub(crate) fn describe(&self) -> Result<(), Error> {
+        write_if_new(&self.description.0, self.description.1.as_bytes())
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -27,14 +27,16 @@ pub fn check_needs(
         needs.sort_unstable_by(|a, b| b.cmp(a));
         needs.into_iter().take(jobs).fold(0, u64::saturating_add)
     };
-    // One alone is checked when it starts.
-    let needed = if jobs > 1 { largest(&|(needs, _)| needs.memory) } else { 0 };
+    let needed = largest(&|(needs, _)| needs.memory);
     if let Some(problem) = memory.and_then(|memory| memory.refuses(needed, 1)) {
-        let problem = format!(
-            "the sum of {jobs} runs at a time {problem}; ask for fewer, or choose a smaller model \
-             or batch.size"
-        );
-        return Err(Error::setting("--jobs", problem));
+        let advice = "choose a smaller model or batch.size";
+        return Err(match jobs {
+            1 => Error::setting("model", format!("{problem}; {advice}")),
+            _ => Error::setting(
+                "--jobs",
+                format!("the sum of {jobs} runs at a time {problem}; ask for fewer, or {advice}"),
+            ),
+        });
     }
     let kept = |(needs, there): &(Needs, u64)| {
         needs.checkpoint.saturating_mul(needs.kept.saturating_sub(*there))

@@ -23,7 +23,7 @@ fn an_arm_is_the_name_of_a_folder() {
 
 fn open(path: &Path) -> Result<Folder, String> {
     let read = |_: &Path| Ok(Identity::default());
-    Folder::open(path, "study.toml", "", &Identity::default(), read)
+    Folder::open(path, "study.toml", String::new(), &Identity::default(), read)
         .map_err(|error| error.to_string())
 }
 

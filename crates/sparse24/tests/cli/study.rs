@@ -82,6 +82,11 @@ fn a_study_grows_but_does_not_change() {
     let place = place();
     place.answer(&line("--out s"));
     let before = place.tree("s/fst");
+    let wide = "[[arms]]\nname = \"wide\"\nmodel.d_ff = 16777216\nmodel.layers = 4000\n";
+    place.write("study.toml", STUDY.to_owned() + wide);
+    let study = place.tree("s");
+    let (_, err) = place.exits(&line("--out s"), 2);
+    assert!(err.contains("error: model: needs ") && place.tree("s") == study, "{err}");
     let more = STUDY.replace("[1, 2, 3]", "[1, 2, 3, 4]")
         + "[[arms]]\nname = \"weak\"\nmethod.lambda = 1e-9\n";
     place.write("study.toml", &more);
