@@ -26,28 +26,44 @@ pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<
         })
     };
     let read = |name: &str| {
-        let path = disk::parent(path).join(name);
-        if path.is_symlink() {
-            check_inside(&path)?;
-        }
-        let file: Map<String, Value> = match disk::read_small(&path, LARGEST) {
-            Ok(bytes) => {
-                json::parse(&bytes, json::VALUES).map_err(|problem| Error::file(&path, problem))?
-            }
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
-                return Ok(Value::Null);
-            }
-            Err(error) => return Err(error),
-        };
+        let Some(file) = read_beside(path, name)? else { return Ok(Value::Null) };
         let is_list = name == "added_tokens.json";
         let tokens = || Map::from_iter([(ADDED[0].to_owned(), file.keys().cloned().collect())]);
         let file = Value::Object(if is_list { tokens() } else { file });
-        check(&path, &file).map(|()| file)
+        check(&disk::parent(path).join(name), &file).map(|()| file)
     };
     check(path, own)?;
     read("special_tokens_map.json")?;
     read("added_tokens.json")?;
     read("tokenizer_config.json")
+}
+
+/// The class of a tokenizer without a `tokenizer.json`, from its `tokenizer_config.json` or else
+/// the `config.json` beside it.
+///
+/// # Errors
+/// [`Error::File`] for a damaged file, or a link out of the folder; [`Error::Io`].
+pub(super) fn class(path: &Path, config: &Value) -> Result<Option<String>, Error> {
+    let class = |config: &Value| config["tokenizer_class"].as_str().map(str::to_owned);
+    match class(config) {
+        None => Ok(read_beside(path, "config.json")?.and_then(|model| class(&model.into()))),
+        found => Ok(found),
+    }
+}
+
+/// The JSON object in a file beside a tokenizer's file, if there is one.
+fn read_beside(path: &Path, name: &str) -> Result<Option<Map<String, Value>>, Error> {
+    let path = disk::parent(path).join(name);
+    if path.is_symlink() {
+        check_inside(&path)?;
+    }
+    match disk::read_small(&path, LARGEST) {
+        Ok(bytes) => json::parse(&bytes, json::VALUES)
+            .map(Some)
+            .map_err(|problem| Error::file(&path, problem)),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The keys of several tokens, in a list or an object.

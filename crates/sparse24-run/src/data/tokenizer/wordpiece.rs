@@ -22,7 +22,10 @@ use tokenizers::{
     pre_tokenizers::bert::BertPreTokenizer,
 };
 
-use super::{MOST_VALUES, added::config_beside};
+use super::{
+    MOST_VALUES,
+    added::{class, config_beside},
+};
 use crate::{Error, disk, json};
 
 /// The tokens that stand for no text: padding, a word that cannot be spelled, the starts of a
@@ -270,6 +273,13 @@ impl WordPiece {
             let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
             let pieces = text.lines().map(|line| line.trim_end().to_owned()).collect();
             let config = config_beside(path, &Value::Null, &SPECIAL)?;
+            let is_bert = |class: &str| BERT.contains(&class.trim_end_matches("Fast"));
+            if let Some(class) = class(path, &config)?.filter(|class| !is_bert(class)) {
+                return Err(refuse(format!(
+                    "is of a {class}, expected one of BertTokenizer: text would be tokenized \
+                     differently"
+                )));
+            }
             (of_lines(pieces, &config), config)
         };
         let class = config["tokenizer_class"].as_str();
@@ -301,6 +311,10 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
     let [lowercase, strip_accents, split_ideographs] = rules(config, ordinary.all(is_lower));
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
 }
+
+/// Hugging Face's classes of tokenizers that read a `vocab.txt` by the same rules.
+const BERT: [&str; 4] =
+    ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"];
 
 /// The keys of the rules in a `tokenizer_config.json`.
 const RULES: [&str; 3] = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"];
@@ -433,6 +447,8 @@ mod tests {
             ("ℝ", "{}", "true None"),
             ("A", "{}", "vocab.txt: contradicts"),
             ("A", r#"{"do_lower_case":true}"#, "true None"),
+            ("a", r#"{"tokenizer_class":"ElectraTokenizerFast"}"#, "true None"),
+            ("a", r#"{"tokenizer_class":"BertJapaneseTokenizer"}"#, "is of a BertJapaneseTok"),
         ] {
             if !config.is_empty() {
                 fs::write(&beside, config).unwrap();
@@ -444,6 +460,11 @@ mod tests {
             assert!(found.contains(expected), "{piece} {config}: {found}");
         }
         fs::remove_file(&beside).unwrap();
+        let model = folder.path().join("config.json");
+        fs::write(&model, r#"{"tokenizer_class":"BertJapaneseTokenizer"}"#).unwrap();
+        let error = read("vocab.txt", lines("a")).unwrap_err().to_string();
+        assert!(error.contains("is of a BertJapaneseTokenizer, expected"), "{error}");
+        fs::remove_file(&model).unwrap();
         let refuses = |name: &str, text: String, expected: &str| {
             let error = read(name, text).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(name), "{expected}: {error}");
