@@ -18,8 +18,12 @@ fn lock(path: &Path, handle: &File) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     let identity = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
     let is_free = !matches!(handle.try_lock(), Err(TryLockError::WouldBlock));
-    let there = open_file(path, As::Source).ok();
-    if is_free && there.is_some_and(|there| identity(&there) == identity(handle)) {
+    let is_there = || match open_file(path, As::Source) {
+        Ok(there) => Ok(identity(&there) == identity(handle)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    };
+    if is_free && is_there()? {
         return Ok(());
     }
     let problem = "another process is writing it; wait for it";
@@ -58,4 +62,17 @@ pub(super) fn claim(
     created.as_ref().map_or(Ok(()), |created| lock(path, created))?;
     drop(left);
     Ok(created)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_fails_says_why() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let below = file.path().join("below");
+        let error = lock(&below, &File::open(file.path()).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotADirectory);
+    }
 }
