@@ -2,7 +2,7 @@
 //! a model is computed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
@@ -108,10 +108,13 @@ impl Configure {
     pub(crate) fn keys(&self) -> Result<BTreeSet<String>, Failure> {
         let file =
             self.config.as_deref().map(|path| read_table(path, "a TOML file")).transpose()?;
-        let own = self.own_settings()?;
-        let own = own.iter().filter_map(|setting| setting.split_once('='));
-        let own = own.map(|(key, _)| key.trim().to_owned());
-        Ok(dotted(file.unwrap_or_default()).into_keys().chain(own).collect())
+        let own = self.asked()?;
+        Ok(dotted(file.unwrap_or_default()).into_iter().chain(own).map(|(key, _)| key).collect())
+    }
+
+    /// What the user sets by `--set` and by flags.
+    pub(crate) fn asked(&self) -> Result<BTreeMap<String, String>, Failure> {
+        Ok(by_key(&self.own_settings()?))
     }
 
     /// Each `--set`, then flags as settings.
@@ -128,6 +131,12 @@ impl Configure {
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
         Ok(self.settings.iter().cloned().chain(flags).collect())
     }
+}
+
+/// The values of `KEY=VALUE`.
+pub(crate) fn by_key(settings: &[String]) -> BTreeMap<String, String> {
+    let pairs = settings.iter().filter_map(|setting| setting.split_once('='));
+    pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect()
 }
 
 /// The backend of a model that is not trained.

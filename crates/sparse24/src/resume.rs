@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use sparse24_run::run::{Damaged, Resume, facts};
 
 use crate::{
+    configure::by_key,
     failure::Failure,
     ranks::Ranks,
     signals,
@@ -35,7 +36,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     signals::load()?;
     // Only rank 0 needs the run directory.
-    args.ranks.join(&facts(None), |member| {
+    args.ranks.join(&facts(by_key(&args.settings)), |member| {
         if !member.leads() {
             return member.follow(0);
         }

@@ -87,7 +87,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(_) => None,
     };
     let threads = settings.as_ref().map_or(0, |config| config.backend.threads);
-    args.ranks.join(&facts(settings.as_ref()), |member| match member.leads() {
+    let asked = settings.as_ref().map_or_else(|| args.configure.asked(), |s| Ok(s.decisive()))?;
+    args.ranks.join(&facts(asked), |member| match member.leads() {
         true => lead(args, member),
         false => member.follow(threads),
     })

@@ -4,6 +4,8 @@
 //! Invariant: before anything that all ranks do together, rank 0 sends an [`Order`], so that all
 //! make the same calls in the same order, whatever rank 0 reads, measures or decides in between.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use sparse24_train::{
     Error as TrainError, ErrorKind,
@@ -123,11 +125,10 @@ fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Opti
 }
 
 /// Values that ranks must have in common before they read data: the program, and the settings that
-/// their command lines ask for.
+/// their command lines ask for, by key.
 #[must_use]
-pub fn facts(config: Option<&Config>) -> Facts {
+pub fn facts(settings: BTreeMap<String, String>) -> Facts {
     let program = ("the program".to_owned(), Provenance::build());
-    let settings = config.map(Config::decisive).unwrap_or_default();
     [program].into_iter().chain(settings).collect()
 }
 

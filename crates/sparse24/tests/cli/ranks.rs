@@ -211,7 +211,11 @@ fn mpirun_starts_the_ranks() {
 #[test]
 fn ranks_that_do_not_fit_are_refused() {
     let place = Place::new();
-    let line = |more: &str| format!("train {TINY} {FOUR} --out run {more}");
+    let line = |more: &str| match more.starts_with("resume") {
+        true => more.to_owned(),
+        false => format!("train {TINY} {FOUR} --out run {more}"),
+    };
+    let differ = "seed: differs between ranks: rank 0 found nothing, rank 1 found 9";
     for (world, settings, of_rank_1, code, expected) in [
         (
             2,
@@ -220,6 +224,8 @@ fn ranks_that_do_not_fit_are_refused() {
             2,
             "seed: differs between ranks: rank 0 found 1337, rank 1 found 9",
         ),
+        (2, "--init-from absent", "--set seed=9", 2, differ),
+        (2, "resume absent --set steps=14", "--set seed=9", 2, differ),
         (2, "--set batch.gradient_accumulation_steps=3", "", 2, "replicas*3"),
         (4, "--set batch.replicas=2", "", 2, "batch.replicas: *the number of ranks, 4, found 2"),
         (2, "--set optimizer.learning_rate=3e38", "", 5, "not finite"),
@@ -307,8 +313,8 @@ fn one_line_starts_and_resumes() {
     assert!(notes.contains("resumed after step 8") && !notes.contains("from here on"), "{notes}");
     assert!((place.saved("run", 12), place.timeless("run")) == end);
     place.write("other", text(2));
-    let advice =
-        "run/checkpoints/step-00000012: *fingerprint*--set 'data.path=\"other\"' --allow data";
+    let advice = "run/checkpoints/step-00000012: *fingerprint*--set 'data.path=\"other\"' \
+                  --set steps=24 --allow data`";
     for (more, code, pattern) in [
         ("--seed 7", 2, "seed: *expected 1337*found 7*resume run --set seed"),
         ("--method dense", 2, "method.name: *expected \"fst\"*found \"dense\"*"),
