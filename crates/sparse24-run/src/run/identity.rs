@@ -128,7 +128,7 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         Method::preset(name, 0.0).map(|method| method.width)
     };
     let fits = |key: &str| match key {
-        "model.dropout" => true,
+        "model.dropout" | "model.drop_path" | "model.label_smoothing" => true,
         "method.d_ff_ratio" | "optimizer.name" | "task.outputs" | "data.vocabulary" => false,
         "method.name" => width(saved) == width(now),
         _ => !key.starts_with("model."),
@@ -231,7 +231,8 @@ pub(super) fn check(
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let problem = format!("was saved with {was}, but the run now has {is}");
     if !refused.iter().all(|d| d.fits) {
-        let advice = "which its moments or weights do not fit; undo that, or start a new run";
+        let advice = "which gives its weights or moments another shape or meaning; undo that, or \
+                      start a new run";
         return Err(Error::file(path, format!("{problem}, {advice}")));
     }
     let undo = |d: &Difference| {

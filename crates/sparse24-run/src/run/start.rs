@@ -280,7 +280,7 @@ impl Run {
         // It is replaced only where that was allowed.
         let is_replaced = earlier.iter().any(|key| key == DATA);
         let is_replaced = is_replaced && is_saved(data.tokenizer(), &directory);
-        let mut allow = asked.clone();
+        let mut allow = asked;
         allow.retain(|key| !(how.keeps_data && key == DATA));
         allow.extend(earlier);
         allow.extend(is_replaced.then(|| TOKENIZER.to_owned()));
@@ -329,9 +329,16 @@ impl Run {
                     );
                     return Err(Error::file(&path, problem));
                 }
-                let command = |more: &str| how.command(directory.path(), more);
+                let command = |more: &str| {
+                    let mut how = how.clone();
+                    if config.steps == step {
+                        how.settings.retain(|setting| !covers("steps", key_of(setting)));
+                        how.settings.push(format!("steps={}", step.saturating_mul(2)));
+                    }
+                    how.command(directory.path(), more)
+                };
                 let accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
-                differs = accepted.iter().any(|(key, _)| asked.contains(key));
+                differs = !accepted.is_empty();
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
                 notices.extend(accepted.into_iter().map(|(_, notice)| notice));
@@ -370,9 +377,10 @@ impl Run {
             {
                 let problem =
                     "has no checkpoint left, and its given initial weights cannot be recreated";
+                let command = if config.task()?.is_some() { "finetune" } else { "train" };
                 return Err(Error::file(
                     path,
-                    format!("{problem}; start a new run with `sparse24 train --init-from`"),
+                    format!("{problem}; start a new run with `sparse24 {command} --init-from`"),
                 ));
             }
             None => {
@@ -429,12 +437,13 @@ impl Run {
         let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
         let mut named = how.settings.clone();
         named.retain(|setting| {
-            let name = setting.split('=').next().unwrap_or_default().trim();
+            let name = key_of(setting);
             changed.keys().any(|key| covers(name, if key == DATA { "data.path" } else { key }))
         });
         let is_unchanged = config.steps == step && changed.is_empty() && how.allow.is_empty();
         if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
-            let problem = format!("is finished, so other settings need more steps than {step}");
+            let problem =
+                format!("is finished, so other settings or data need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
         }
         let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
@@ -549,6 +558,11 @@ impl Run {
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.
 fn is_of_head(name: &str) -> bool {
     ["pooler.", "classifier.", "score.", "qa_outputs."].iter().any(|head| name.starts_with(head))
+}
+
+/// The key of a `KEY=VALUE`.
+fn key_of(setting: &str) -> &str {
+    setting.split('=').next().unwrap_or_default().trim()
 }
 
 /// All settings as the provenance records them: `data` is the path.

@@ -118,7 +118,8 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
 #[test]
 fn a_resume_changes_settings_from_there_on() {
     let place = Place::trained(SAVED);
-    let model = "run/checkpoints/step-00000012: *model.d_model = 32*weights do not fit";
+    let model =
+        "run/checkpoints/step-00000012: *model.d_model = 32*gives its weights*another shape";
     place.refuses("resume run --set model.d_model=32", 3, model);
     place.refuses("resume run --set modle.layers=2", 2, "modle");
     place.refuses("resume run --set steps", 2, "KEY=VALUE");
@@ -277,7 +278,7 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     let (changed, end) = (place.read("run/config.toml"), place.saved("run", 14));
     fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
     place.refuses("resume run", 3, "run/checkpoints/step-00000014: *`--set steps=14`");
-    let pattern = "with `--set seed=5`*`sparse24 resume run --set steps=14 --allow seed`";
+    let pattern = "with `--set seed=5`*`sparse24 resume run --set steps=28 --allow seed`";
     place.refuses("resume run --set steps=14", 3, pattern);
     place.answer("resume run --set steps=14 --set seed=5");
     assert!(place.read("run/config.toml") == changed && place.saved("run", 14) == end);
@@ -323,7 +324,9 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let saved = "run/checkpoints/step-00000012: *";
     let tokens = format!("{saved}3600 + 400 tokens*27*fingerprint");
     place.write("text", original.replacen('q', "p", 1));
-    place.refuses("resume run", 3, &format!("{tokens}*undo the change, *--allow data"));
+    let advice = "undo the change, *`sparse24 resume run --set steps=24 --allow data`";
+    place.refuses("resume run", 3, &format!("{tokens}*{advice}"));
+    place.refuses("resume run --allow data", 3, "run: is finished*data need more steps than 12");
     let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";
     let printed = "--set steps=14 --set 'method.phases=[\"sparse\"]' --allow optimizer";
     let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data`");

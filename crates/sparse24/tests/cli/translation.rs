@@ -46,6 +46,7 @@ fn a_run_repeats_its_bits_and_translates() {
         assert_eq!(report["loss"], summary["val_loss"], "{method}");
         assert!(report["scores"]["bleu"].as_f64().is_some(), "{report}");
     }
+    place.answer("resume dense --set model.label_smoothing=0 --set steps=13");
     let more = format!("{SMALL} --method fst {SAVED} --set backend.threads=3");
     place.train("threads", &more);
     assert!(place.model("threads", 12) == place.model("fst", 12), "other bits on three threads");
