@@ -102,6 +102,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 // The model's vocabulary may be padded beyond the tokenizer's.
                 let logits = trainer.next_logits(&tokens)?;
                 let logits = &logits[..tokenizer.vocabulary() as usize];
+                if !logits.iter().all(|logit| logit.is_finite()) {
+                    let problem = "the model's logits are not finite, so its weights are unusable";
+                    return Err(Failure::new(Exit::NonFinite, problem));
+                }
                 tokens.push(sampler.draw(logits, tokens.len() as u32));
                 Ok(tokens[tokens.len() - 1])
             };

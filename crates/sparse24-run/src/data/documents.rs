@@ -74,8 +74,15 @@ impl<'a> Documents<'a> {
             let format = format(&path).0;
             files.push((path.into(), format));
         }
-        let is_divided =
-            separator.is_some() || files.iter().any(|&(_, format)| format != Format::Text);
+        let has_fields = files.iter().any(|&(_, format)| format != Format::Text);
+        if field != "text" && !has_fields {
+            let problem = format!(
+                "is {field}, but {} is text without fields, expected .jsonl or .parquet",
+                path.display()
+            );
+            return Err(Error::setting("--field", problem));
+        }
+        let is_divided = separator.is_some() || has_fields;
         Ok(Self { files, bytes, separator, field, is_divided })
     }
 
