@@ -1,8 +1,8 @@
 //! The folder of several runs: its lock, and the description of what it holds.
 //!
 //! Invariant: the description is written before the first run starts, and after all checks. Later
-//! starts may add arms and seeds, and change nothing else. A folder that holds something else is not
-//! touched. The folder is confined, since it may come from others.
+//! starts may add arms and seeds, and change nothing else. A folder that holds something else is
+//! not touched. The folder is confined, since it may come from others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
