@@ -11,24 +11,22 @@ use sparse24_train::{
     trainer::Recipe,
 };
 
-/// A notice if a changed number of steps makes a resumed run sparse again.
-pub(super) fn sparse_again(saved: &State, recipe: &Recipe, kept: &Ends) -> Option<String> {
+/// A notice if a changed number of steps makes a resumed run sparse again, or dense at once.
+pub(super) fn moved_switch(saved: &State, recipe: &Recipe, kept: &Ends) -> Option<String> {
     let (next, Recipe { method, steps, .. }) = (saved.step + 1, recipe);
-    let phase = |of: &Method, steps: u32, ends: &Ends| of.phase_at(next.min(steps), steps, ends);
-    let (before, now) = (identity::method(saved).ok()?, phase(method, *steps, kept));
-    let was = phase(&before, saved.total_steps, &ends(saved));
-    let had_ended = before.phases[was].kind() == PhaseKind::Dense
-        && before.phases[..was].iter().any(|phase| phase.kind() == PhaseKind::Sparse);
-    let moves = saved.total_steps != *steps
-        && next <= *steps
-        && had_ended
-        && method.phases[now].kind() == PhaseKind::Sparse;
-    moves.then(|| {
-        format!(
-            "sparse training continues until step {}: phases end at shares of the steps",
-            method.last_step(now, *steps, kept)
-        )
-    })
+    let phase = |steps: u32| method.phase_at(next.min(steps), steps, kept);
+    let is_sparse = |phase: usize| method.phases[phase].kind() == PhaseKind::Sparse;
+    let (was, now) = (phase(saved.total_steps), phase(*steps));
+    let notice = match [is_sparse(was), is_sparse(now)] {
+        [true, false] if *steps < saved.total_steps => {
+            "dense training starts now, because the run was shortened".to_owned()
+        }
+        [false, true] if (0..was).any(is_sparse) => {
+            format!("sparse training continues until step {}", method.last_step(now, *steps, kept))
+        }
+        _ => return None,
+    };
+    (next <= *steps).then(|| notice + ": phases end at shares of the steps")
 }
 
 /// Phase ends that apply to a resumed run: those in its checkpoint, though a phase that ends at a

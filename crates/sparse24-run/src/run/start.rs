@@ -16,7 +16,7 @@ use super::{
     plans,
     provenance::fingerprint,
     ranks::set_up,
-    rescheduling::{kept_ends, raised_rate, sparse_again},
+    rescheduling::{kept_ends, moved_switch, raised_rate},
     saving::{check_space, former_ends},
     snapshot::{check_weights, phase_ends, position, restore, snapshot},
 };
@@ -346,7 +346,7 @@ impl Run {
                 check_weights(&model, &checkpoint.weights, |_| false)?;
                 trainer = begin()?;
                 let kept = kept_ends(&checkpoint.state, trainer.recipe(), is_kept);
-                notices.extend(sparse_again(&checkpoint.state, trainer.recipe(), &kept));
+                notices.extend(moved_switch(&checkpoint.state, trainer.recipe(), &kept));
                 if !identity::measure_alike(&checkpoint.state, &now)? {
                     measured_anew_after = Some(checkpoint.state.step);
                 }

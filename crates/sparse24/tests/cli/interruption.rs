@@ -186,7 +186,8 @@ fn a_resume_with_other_settings_loses_nothing() {
     }
     // Of 9 steps, the last two are dense.
     place.write("run/config.toml", config.replace("steps = 12", "steps = 9"));
-    place.answer("resume run --allow steps");
+    let notes = place.notes("resume run --allow steps");
+    assert!(notes.contains("dense training starts now, because the run was shortened"), "{notes}");
     assert_eq!(place.checkpoints("run"), ["step-00000008", "step-00000009"], "the last 2:4 model");
     fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
     place.refuses("resume run", 3, "run: *step 9*checkpoint");
