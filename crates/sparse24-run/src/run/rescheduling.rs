@@ -1,8 +1,6 @@
 //! The schedule of a resumed run: which phase ends it keeps, and how changed settings affect its
 //! phases and its learning rate.
 
-use std::collections::BTreeMap;
-
 use super::{StepMetrics, identity, snapshot::ends};
 use crate::checkpoint::State;
 use sparse24_train::{
@@ -66,15 +64,17 @@ const OF_RATE: [&str; 7] = [
     "optimizer.cooldown_steps",
 ];
 
-/// A notice if changed settings raise the learning rate above that of the last step.
+/// A notice if settings that changed since the checkpoint, by key, raise the learning rate above
+/// that of its step.
 pub(super) fn raised_rate(
     last: &StepMetrics,
-    changed: &BTreeMap<String, String>,
+    changed: &[(String, String)],
     recipe: &Recipe,
 ) -> Option<String> {
     let (was, is) = (last.lr, recipe.learning_rate(last.step + 1));
-    let steps_change = changed.contains_key("steps") && last.step >= recipe.schedule.warmup_steps;
-    let others_change = OF_RATE.iter().any(|&key| changed.contains_key(key));
+    let changes = |key: &str| changed.iter().any(|(changed, _)| changed == key);
+    let steps_change = changes("steps") && last.step >= recipe.schedule.warmup_steps;
+    let others_change = OF_RATE.into_iter().any(changes);
     let reason = match others_change {
         true => String::new(),
         false => format!(", because the decay now ends with step {}", recipe.schedule.decay_steps),

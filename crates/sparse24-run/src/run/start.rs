@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use super::{
-    Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
     identity::{self, DATA, TOKENIZER, covers, identity},
@@ -312,7 +312,7 @@ impl Run {
             .collect();
         let (mut saved, mut flip_counts) = (None, FlipCounts::default());
         let (mut skipped, mut tokens_seen) = (0, 0);
-        let (mut measured_anew_after, mut differs) = (None, false);
+        let (mut measured_anew_after, mut accepted) = (None, Vec::new());
         let initial = match latest.checkpoint {
             Some(path) => {
                 let mut checkpoint = checkpoint::load(&path)?;
@@ -337,11 +337,10 @@ impl Run {
                     }
                     how.command(directory.path(), more)
                 };
-                let accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
-                differs = !accepted.is_empty();
+                accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
-                notices.extend(accepted.into_iter().map(|(_, notice)| notice));
+                notices.extend(accepted.iter().map(|(_, notice)| notice.clone()));
                 let model = config.recipe(vocabulary)?.model;
                 check_weights(&model, &checkpoint.weights, |_| false)?;
                 trainer = begin()?;
@@ -425,7 +424,7 @@ impl Run {
             notices.push(format!("metrics.jsonl has lost {steps} {}", cut.lost.list));
         }
         let of_last = cut.last.iter().filter(|last| last.step == step);
-        notices.extend(of_last.filter_map(|last| raised_rate(last, &changed, trainer.recipe())));
+        notices.extend(of_last.filter_map(|last| raised_rate(last, &accepted, trainer.recipe())));
         notices.push(match config.steps {
             last if last == step => format!(
                 "the run is finished: step {step} was its last; for more, set steps, e.g. `--set \
@@ -434,19 +433,21 @@ impl Run {
             ),
             _ => format!("resumed after step {step}"),
         });
-        let has_result = |last: &StepMetrics| last.step == step && last.val_loss.is_some();
         let mut named = how.settings.clone();
         named.retain(|setting| {
             let name = key_of(setting);
             changed.keys().any(|key| covers(name, if key == DATA { "data.path" } else { key }))
         });
-        let is_unchanged = config.steps == step && changed.is_empty() && how.allow.is_empty();
-        if config.steps == step && differs && cut.last.as_ref().is_some_and(has_result) {
+        let mut finished = cut
+            .last
+            .clone()
+            .filter(|last| config.steps == step && last.step == step && last.val_loss.is_some());
+        if !accepted.is_empty() && finished.is_some() {
             let problem =
                 format!("is finished, so other settings or data need more steps than {step}");
             return Err(Error::file(path, format!("{problem}: add --set steps=N")));
         }
-        let finished = cut.last.clone().filter(|last| is_unchanged && has_result(last));
+        finished = finished.filter(|_| changed.is_empty() && how.allow.is_empty());
         if finished.is_none() {
             let start = Provenance::of_start(&trainer.backend().device(), initial);
             let start = Provenance { after: Some(step), changed, measured_anew_after, ..start };

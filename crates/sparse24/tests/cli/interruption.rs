@@ -150,8 +150,8 @@ fn a_resume_changes_settings_from_there_on() {
     place.answer("resume run --set steps=16 --set run.keep_last=9 --set batch.size=5");
     let end = place.model("run", 16);
     place.rewind("run", [16]);
-    place.answer("resume run");
-    assert!(place.model("run", 16) == end);
+    let notes = place.notes("resume run");
+    assert!(place.model("run", 16) == end && notes.contains(&rise(14)), "{notes}");
     let tokens = place.metrics("run").into_iter().map(|step| step["tokens"].as_u64().unwrap());
     let state = place.value(&format!("{}/state.json", checkpoint("run", 16)));
     assert_eq!(state["tokens_seen"], tokens.sum::<u64>());

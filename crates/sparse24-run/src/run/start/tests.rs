@@ -14,8 +14,8 @@ use crate::{
     disk::fault::{self, Fault, Plan},
     error::problem,
     run::{
-        Model, Observer, Part, RunData, checkpoint_of as save_of, components::new_trainer,
-        open_data, save_imported,
+        Model, Observer, Part, RunData, StepMetrics, checkpoint_of as save_of,
+        components::new_trainer, open_data, save_imported,
     },
 };
 use sparse24_core::{MaskKind::Transposable, op::Activation};
