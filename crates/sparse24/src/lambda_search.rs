@@ -137,8 +137,8 @@ pub(crate) fn search(
 const HEADER: &str = "lambda         mu  95 % over layers   flip rate  verdict";
 
 fn row(candidate: &Candidate) -> String {
-    let Candidate { lambda, mu, interval, verdict, flip_rate, failure, .. } = candidate;
-    let mu = mu.map_or("-".to_owned(), |mu| format!("{mu:.3}"));
+    let Candidate { lambda, interval, verdict, flip_rate, failure, .. } = candidate;
+    let mu = candidate.shown_mu().unwrap_or("-".to_owned());
     let interval = interval.map_or("-".to_owned(), |[low, high]| format!("[{low:.3}, {high:.3}]"));
     let flip_rate = flip_rate.map_or("-".to_owned(), |rate| format!("{rate:.6}"));
     let verdict = verdict.map_or("-".to_owned(), |verdict| verdict.to_string());

@@ -101,6 +101,17 @@ pub struct Candidate {
     pub failure: Option<Failed>,
 }
 
+impl Candidate {
+    /// mu with three decimal places, or as many as its verdict needs.
+    #[must_use]
+    pub fn shown_mu(&self) -> Option<String> {
+        let mu = self.mu?;
+        let verdict = Ok(lambda::verdict(mu));
+        let mut shown = (3..).map(|digits| format!("{mu:.digits$}"));
+        shown.find(|shown| shown.parse().map(lambda::verdict) == verdict)
+    }
+}
+
 /// [`lambda::Verdict`], as written to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -415,6 +426,13 @@ mod tests {
         ] {
             let found = advice(&candidates(&mu));
             assert!(found.contains(expected), "{mu:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_shown_mu_has_its_verdict() {
+        for (mu, expected) in [(0.775, "0.775"), (0.99996, "0.99996"), (0.9501, "0.9501")] {
+            assert_eq!(candidates(&[Some(mu)])[0].shown_mu().unwrap(), expected);
         }
     }
 
