@@ -84,7 +84,7 @@ impl Model {
             let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
                 let problem = format!(
                     "has no checkpoint of step {step}, whose validation loss {loss:.4} is its \
-                     lowest; set run.keep_best = true to keep such checkpoints"
+                     lowest; such checkpoints are kept only while run.keep_best = true"
                 );
                 return Err(Error::file(run, problem));
             };

@@ -425,6 +425,10 @@ impl Run {
         }
         let of_last = cut.last.iter().filter(|last| last.step == step);
         notices.extend(of_last.filter_map(|last| raised_rate(last, &accepted, trainer.recipe())));
+        if changed.get("run.keep_best").is_some_and(|value| value == "false") {
+            let problem = "the next save may remove the checkpoint of the lowest validation loss";
+            notices.push(problem.to_owned());
+        }
         notices.push(match config.steps {
             last if last == step => format!(
                 "the run is finished: step {step} was its last; for more, set steps, e.g. `--set \

@@ -433,8 +433,13 @@ fn the_best_checkpoint_is_kept_if_asked_for() {
             place.answer("resume run --set steps=13");
         }
     }
+    let notes = place.notes("resume run --set steps=14 --set run.keep_best=false");
+    assert!(notes.contains("may remove the checkpoint of the lowest validation loss"), "{notes}");
     place.train("newest", settings);
-    place.refuses("sample newest --best", 3, "newest: *no checkpoint of step*run.keep_best");
+    for run in ["run", "newest"] {
+        let pattern = format!("{run}: *no checkpoint of step*only while run.keep_best");
+        place.refuses(&format!("sample {run} --best"), 3, &pattern);
+    }
 }
 
 /// Somebody removes or replaces what a run writes.
