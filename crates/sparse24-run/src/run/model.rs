@@ -385,7 +385,10 @@ fn locate(path: &Path) -> Result<Located, Error> {
         }
         (None, None) => {
             let problem = match Log::reports_save(&path.join(LOG)) {
-                true => "has lost the checkpoints that its log.txt names; restore its checkpoints/",
+                true => {
+                    "the checkpoints that its log.txt names were not kept (`--keep results`), \
+                    or are lost; restore its checkpoints/, or train it again"
+                }
                 false => "has no checkpoint yet",
             };
             Err(Error::file(path, problem))

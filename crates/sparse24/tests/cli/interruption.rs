@@ -315,7 +315,7 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
         3,
         "run: *up to step 12*none of the checkpoints*folder checkpoints",
     );
-    place.refuses("eval run", 3, "run: has lost the checkpoints*log.txt*restore");
+    place.refuses("eval run", 3, "run: *checkpoints*log.txt*are lost; restore");
 }
 
 #[test]

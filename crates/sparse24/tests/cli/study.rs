@@ -53,6 +53,7 @@ fn a_study_trains_its_runs_once() {
     assert_eq!(place.read("many/study.json"), results, "jobs do not change results");
     assert!(place.has("s/fst/seed-1/checkpoints/step-00000010"));
     assert!(!place.has("many/fst/seed-1/checkpoints"));
+    place.refuses("eval many/fst/seed-1", 3, "seed-1: *were not kept (`--keep results`)");
     let before = place.tree("many");
     place.answer(&line("--out many"));
     assert!(place.tree("many") == before, "finished runs need no checkpoints");
