@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use blake3::Hash;
@@ -102,16 +102,28 @@ impl Examples {
     /// # Errors
     /// [`Error::File`] naming the line for files that are not the task's; [`Error::Io`].
     pub fn open(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
-        let TaskSource { task, folder, layout, max_length, .. } = &source;
+        let [train, validation] = read::splits(source.task, &source.folder)?;
+        Self::read(source, [train?, validation?], tokenizer)
+    }
+
+    fn read(
+        source: TaskSource,
+        [train, validation]: [Vec<PathBuf>; 2],
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, Error> {
+        let TaskSource { task, layout, max_length, .. } = &source;
         if task.labels == Labels::Span {
-            let read = |path: &Path| Spans::read(path, &source, tokenizer);
-            let [train, validation] =
-                read::splits(task, folder, read)?.map(|mut files| files.pop());
-            return Ok(Self::of_spans(source, [train, validation], tokenizer));
+            let read = |path: &PathBuf| Spans::read(path, &source, tokenizer);
+            let read = |paths: Vec<PathBuf>| paths.first().map(read).transpose();
+            let spans = [read(train)?, read(validation)?];
+            let cut = spans.iter().flatten().map(Spans::cut).sum();
+            return Ok(Self::of(source, spans.map(Split::Spans), (Vec::new(), cut), tokenizer));
         }
         let (layout, longest) = (*layout, *max_length);
-        let read = |path: &Path| read::sentences(task, path);
-        let [train, validation] = read::splits(task, folder, read)?;
+        let read = |paths: Vec<PathBuf>| -> Result<Vec<_>, Error> {
+            paths.iter().map(|path| read::sentences(task, path)).collect()
+        };
+        let (train, validation) = (read(train)?, read(validation)?);
         let mut classes: Vec<String> = match task.labels {
             Labels::Named(names) => names.iter().map(|&name| name.to_owned()).collect(),
             Labels::Found if !source.classes.is_empty() => source.classes.clone(),
@@ -145,22 +157,16 @@ impl Examples {
         Ok(Self::of(source, splits, (classes, cut), tokenizer))
     }
 
-    /// Like [`Self::open`], but for an evaluation: of a task of spans, the path may be the
-    /// validation file.
+    /// Like [`Self::open`], but for an evaluation: the training split is only read if classes are
+    /// found in it. Of a task of spans, the path may be the validation file.
     ///
     /// # Errors
     /// Errors of [`Self::open`].
     pub fn open_validation(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
-        if source.task.labels == Labels::Span && source.folder.is_file() {
-            let validation = Spans::read(&source.folder, &source, tokenizer)?;
-            return Ok(Self::of_spans(source, [None, Some(validation)], tokenizer));
-        }
-        Self::open(source, tokenizer)
-    }
-
-    fn of_spans(source: TaskSource, spans: [Option<Spans>; 2], tokenizer: &Tokenizer) -> Self {
-        let cut = spans.iter().flatten().map(Spans::cut).sum();
-        Self::of(source, spans.map(Split::Spans), (Vec::new(), cut), tokenizer)
+        let [train, validation] = read::splits(source.task, &source.folder)?;
+        let finds = source.task.labels == Labels::Found && source.classes.is_empty();
+        let train = if finds { train? } else { Vec::new() };
+        Self::read(source, [train, validation?], tokenizer)
     }
 
     fn of(

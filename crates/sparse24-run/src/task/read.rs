@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Bare, Task};
+use super::{Bare, Labels, Task};
 use crate::{Error, disk};
 
 /// A labelled sentence, or pair of sentences.
@@ -27,30 +27,31 @@ pub(super) const MOST: u64 = 1 << 30;
 /// Bytes of the longest text in it.
 pub(super) const LONGEST: usize = 1 << 20;
 
-/// The training file and the validation files of a task, read one by one.
-pub(super) fn splits<T>(
+/// The training file of a task and its validation files, or the error if there are none. For a
+/// task of spans, `folder` may be the validation file.
+pub(super) fn splits(
     task: &Task,
     folder: &Path,
-    read: impl Fn(&Path) -> Result<T, Error>,
-) -> Result<[Vec<T>; 2], Error> {
+) -> Result<[Result<Vec<PathBuf>, Error>; 2], Error> {
     if !folder.is_dir() {
         let problem = format!("is not a folder; expected one with the files of {}", task.name);
-        return Err(Error::file(folder, problem));
+        let error = Error::file(folder, problem);
+        let is_validation = task.labels == Labels::Span && folder.is_file();
+        return if is_validation { Ok([Err(error), Ok(vec![folder.into()])]) } else { Err(error) };
     }
-    let exist = |names: &[&str]| names.iter().all(|name| folder.join(name).is_file());
-    let read = |names: &[&str]| -> Result<Vec<T>, Error> {
-        names.iter().map(|name| read(&folder.join(name))).collect()
+    let find = |what: &str, groups: &[&[&str]]| {
+        let refuse = |problem: String| Err(Error::file(folder, problem));
+        let exist = |names: &&&[&str]| names.iter().all(|name| folder.join(name).is_file());
+        let mut exist = groups.iter().filter(exist);
+        let Some(found) = exist.next() else {
+            let names: Vec<_> = groups.iter().map(|names| names.join(" and ")).collect();
+            let (name, names) = (task.name, names.join(" or "));
+            return refuse(format!("has no {what} file of {name}; expected {names}"));
+        };
+        Ok(found.iter().map(|name| folder.join(name)).collect())
     };
-    let missing = |what: &str, names: String| {
-        let problem = format!("has no {what} of {}; expected {names}", task.name);
-        Error::file(folder, problem)
-    };
-    let train = task.train.iter().find(|name| exist(&[name]));
-    let train = train.ok_or_else(|| missing("training file", task.train.join(" or ")))?;
-    let groups = task.validation.iter().map(|names| names.join(" and ")).collect::<Vec<_>>();
-    let validation = task.validation.iter().find(|names| exist(names));
-    let validation = validation.ok_or_else(|| missing("validation file", groups.join(" or ")))?;
-    Ok([read(&[train])?, read(validation)?])
+    let train: Vec<_> = task.train.iter().map(std::slice::from_ref).collect();
+    Ok([find("training", &train), find("validation", task.validation)])
 }
 
 /// The sentences of a file.

@@ -146,6 +146,7 @@ fn a_model_keeps_the_names_of_its_classes() {
     table("colours", "red green blue");
     table("fewer", "red green");
     table("others", "red green amber");
+    place.remove("others/train.csv");
     let tune = "finetune --task classification --data colours --init-from run --epochs 40 \
                 --set optimizer.learning_rate=0.02 --set batch.size=9 --out tuned --json";
     assert_eq!(place.json(tune)["scores"]["accuracy"], 1.0);
@@ -153,7 +154,7 @@ fn a_model_keeps_the_names_of_its_classes() {
         |run: &str| place.json(&format!("eval {run} --data fewer --json"))["scores"].clone();
     assert_eq!(accuracy("tuned"), json!({"accuracy": 1.0}));
     let refusal =
-        "others/train.csv: line 4: has the label \"amber\", expected a class of the model";
+        "others/validation.csv: line 4: has the label \"amber\", expected a class of the model";
     place.refuses("eval tuned --data others", 3, refusal);
     // Another order of the classes is one of the rows of the head too.
     place.exits("export tuned exported", 0);
