@@ -39,7 +39,7 @@ pub(super) fn splits(
         let is_validation = task.labels == Labels::Span && folder.is_file();
         return if is_validation { Ok([Err(error), Ok(vec![folder.into()])]) } else { Err(error) };
     }
-    let find = |what: &str, groups: &[&[&str]]| {
+    let find = |what: &str, groups: &[&[&'static str]]| {
         let refuse = |problem: String| Err(Error::file(folder, problem));
         let exist = |names: &&&[&str]| names.iter().all(|name| folder.join(name).is_file());
         let mut exist = groups.iter().filter(exist);
@@ -48,7 +48,11 @@ pub(super) fn splits(
             let (name, names) = (task.name, names.join(" or "));
             return refuse(format!("has no {what} file of {name}; expected {names}"));
         };
-        Ok(found.iter().map(|name| folder.join(name)).collect())
+        let stem = |names: &[&'static str]| names[0].rsplit_once('.').map(|(stem, _)| stem);
+        match exist.find(|names| stem(names) == stem(found)) {
+            Some(other) => refuse(format!("holds {} and {}; remove one", found[0], other[0])),
+            None => Ok(found.iter().map(|name| folder.join(name)).collect()),
+        }
     };
     let train: Vec<_> = task.train.iter().map(std::slice::from_ref).collect();
     Ok([find("training", &train), find("validation", task.validation)])

@@ -192,6 +192,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
     for name in ["train.csv", "dev.csv"] {
         place.write(&format!("large/{name}"), "text,label\r\na,1e20\r\n");
     }
+    ["csv", "tsv"].iter().for_each(|kind| place.write(&format!("both/train.{kind}"), ""));
     let tune = "finetune --init-from run --out other";
     for (line, code, pattern) in [
         (
@@ -229,6 +230,7 @@ fn what_cannot_be_fine_tuned_is_refused() {
             3,
             "large/train.csv: line 2: has the label \"1e20\", expected a number from -1e15 to 1e15",
         ),
+        (format!("{tune} --task regression --data both"), 3, "both: *train.csv*train.tsv"),
         (
             format!("{tune} --task cola --data task --set task.name=rte"),
             2,
