@@ -1,6 +1,6 @@
 //! Checks a configuration and turns it into a recipe for the trainer.
 
-use std::{num::NonZeroU32, path::Path};
+use std::{collections::BTreeSet, num::NonZeroU32, path::Path};
 
 use super::{
     Config, ModelConfig, ModelKind,
@@ -139,6 +139,10 @@ impl Config {
             if classes > 0 && classes != most {
                 let expected = format!("as many as task.outputs of a task that finds them, {most}");
                 return refuse("task.classes", &expected, classes);
+            }
+            let mut seen = BTreeSet::new();
+            if let Some(name) = self.task.classes.iter().find(|name| !seen.insert(*name)) {
+                return Err(Error::setting("task.classes", format!("holds {name:?} twice")));
             }
             if task.labels == Labels::Span && self.task.stride == 0 {
                 return refuse("task.stride", "at least 1 token", 0);

@@ -232,6 +232,11 @@ fn what_cannot_be_fine_tuned_is_refused() {
         ),
         (format!("{tune} --task regression --data both"), 3, "both: *train.csv*train.tsv"),
         (
+            format!("{tune} --task classification --data large --set task.classes=[\"a\",\"a\"]"),
+            2,
+            "task.classes: *\"a\" twice",
+        ),
+        (
             format!("{tune} --task cola --data task --set task.name=rte"),
             2,
             "task.name: expected \"cola\", as --task, found \"rte\"",
