@@ -1,4 +1,4 @@
-//! Statistics for comparing runs: Student's t, paired differences, quantiles, rank correlation.
+//! Statistics for comparing runs: Student's t, paired differences, quantiles.
 //!
 //! Invariant: sums run in the order of their terms, so the same numbers give the same bits.
 
@@ -49,8 +49,12 @@ pub fn deviation(values: &[f64]) -> Option<f64> {
 
 /// The quantile at `share` in [0, 1], interpolated linearly (Hyndman and Fan's type 7); none of an
 /// empty list.
+///
+/// # Panics
+/// For another share.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    assert!((0.0..=1.0).contains(&share), "no quantile at {share}");
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = share * (sorted.len().checked_sub(1)?) as f64;
@@ -98,32 +102,6 @@ pub fn student_quantile(probability: f64, degrees: u32) -> f64 {
             high = middle
         }
     }
-}
-
-/// Spearman's rank correlation: Pearson's correlation of the ranks, with mean ranks for ties; none
-/// if either list is constant.
-///
-/// # Panics
-/// For lists of different lengths.
-#[must_use]
-pub fn spearman(x: &[f64], y: &[f64]) -> Option<f64> {
-    assert_eq!(x.len(), y.len(), "a correlation needs pairs");
-    let (x, y) = (centred_ranks(x)?, centred_ranks(y)?);
-    let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let scale = (product(&x, &x) * product(&y, &y)).sqrt();
-    (scale > 0.0).then(|| product(&x, &y) / scale)
-}
-
-/// Ranks minus their mean.
-fn centred_ranks(values: &[f64]) -> Option<Vec<f64>> {
-    let rank = |value: &f64| {
-        let below = values.iter().filter(|other| *other < value).count();
-        let equal = values.iter().filter(|other| *other == value).count();
-        below as f64 + (equal as f64 - 1.0) / 2.0
-    };
-    let ranks: Vec<f64> = values.iter().map(rank).collect();
-    let mean = mean(&ranks)?;
-    Some(ranks.into_iter().map(|rank| rank - mean).collect())
 }
 
 #[cfg(test)]
@@ -174,19 +152,6 @@ mod tests {
             close(quantile(&values, share).unwrap(), expected, 1e-12);
         }
         assert_eq!(quantile(&[], 0.5), None);
-    }
-
-    #[test]
-    fn ranks_correlate() {
-        for (x, y, expected) in [
-            (&[1.0, 10.0, 100.0][..], &[3.0, 2.0, 1.0][..], -1.0),
-            // Without ties, 1 - 6 sum d^2 / (n (n^2 - 1)): ranks 1234 and 1324, so 1 - 12 / 60.
-            (&[1.0, 2.0, 3.0, 4.0], &[0.1, 0.3, 0.2, 0.4], 0.8),
-            // Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4.
-            (&[1.0, 2.0, 2.0, 3.0], &[1.0, 2.0, 3.0, 4.0], 4.5 / 22.5_f64.sqrt()),
-        ] {
-            close(spearman(x, y).unwrap(), expected, 1e-12);
-        }
-        assert_eq!(spearman(&[1.0, 2.0], &[4.0, 4.0]), None, "a constant has no ranks");
+        assert!(std::panic::catch_unwind(|| quantile(&values, -0.1)).is_err());
     }
 }

@@ -6,13 +6,13 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use serde::Serialize;
-use sparse24_run::{checkpoint::DatasetIdentity, config::dotted};
+use sparse24_run::{checkpoint::DatasetIdentity, config::dotted, task::Score};
 use sparse24_train::method::PhaseKind;
 
 use super::plan::{Plan, PlannedArm};
 use crate::{
     runs::{Build, Failed, RunResult, Sample, Settings, builds},
-    statistics::{Interval, deviation, mean, spearman},
+    statistics::{Interval, deviation, mean},
 };
 
 /// `study.json`.
@@ -258,7 +258,7 @@ fn trends(planned: &[PlannedArm], arms: &[Arm]) -> Vec<Trend> {
         let correlation = |value: fn(&Arm) -> Option<f64>| {
             let pairs = group.iter().filter_map(|(x, arm)| Some((f64::from(*x), value(arm)?)));
             let (lambdas, values): (Vec<f64>, Vec<f64>) = pairs.unzip();
-            if lambdas.len() < LEAST { None } else { spearman(&lambdas, &values) }
+            Score::Spearman.of(&lambdas, &values).filter(|_| lambdas.len() >= LEAST)
         };
         Trend {
             flip_rate: correlation(|arm| arm.flip_rate),

@@ -37,7 +37,7 @@ impl Score {
     }
 
     /// The score of predicted numbers or class ids, in order of the labels; none if it is
-    /// undefined: without predictions, or the correlation of a constant.
+    /// undefined: without predictions, or the correlation of a constant or with NaN.
     ///
     /// # Panics
     /// Unless there are as many predictions as labels.
@@ -144,7 +144,7 @@ fn pearson(x: &[f64], y: &[f64]) -> f64 {
     sum(&|x, y| x * y) / (sum(&|x, _| x * x) * sum(&|_, y| y * y)).sqrt()
 }
 
-/// Ranks from 1; equal values share the mean of theirs.
+/// Ranks from 1; equal values share the mean of theirs. NaN has the rank NaN.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
@@ -152,7 +152,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     let mut first = 0;
     for equal in order.chunk_by(|&a, &b| values[a] == values[b]) {
         let rank = first as f64 + (equal.len() as f64 + 1.0) / 2.0;
-        equal.iter().for_each(|&at| ranks[at] = rank);
+        equal.iter().for_each(|&at| ranks[at] = if values[at].is_nan() { f64::NAN } else { rank });
         first += equal.len();
     }
     ranks
@@ -178,6 +178,7 @@ mod tests {
             (Score::Pearson, &values[0], &values[1], Some(0.933_643_187_048_381_5)),
             (Score::Spearman, &values[0], &values[1], Some(0.970_588_235_294_117_8)),
             (Score::Pearson, &[1.0, 1.0], &[0.0, 1.0], None),
+            (Score::Spearman, &[f64::NAN, 1.0], &[0.0, 1.0], None),
             (Score::Accuracy, &[], &[], None),
         ] {
             let found = score.of(predictions, labels);
