@@ -35,7 +35,7 @@ const PIECE: usize = 1 << 16;
 /// How much of a corpus is for validation, taken from its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeldOut {
-    /// All but the first floor(n (1 - share)) of n tokens.
+    /// All but the first floor(n (1 - share)) of n tokens, for a share between 0 and 1.
     Share(f64),
     /// This many.
     Tokens(usize),
@@ -48,7 +48,7 @@ impl HeldOut {
     /// How many of `all` tokens; by default a tenth, but at most [`HeldOut::MOST`].
     #[must_use]
     pub fn of(this: Option<Self>, all: usize) -> usize {
-        let share = |share: f64| all - (all as f64 * (1.0 - share)) as usize;
+        let share = |share: f64| all.saturating_sub((all as f64 * (1.0 - share)) as usize);
         match this {
             None => share(VALIDATION_FRACTION).min(Self::MOST),
             Some(Self::Share(part)) => share(part),
@@ -86,7 +86,7 @@ pub struct Preparation<'a> {
     pub data: &'a Path,
     /// For a vocabulary of its own the corpus is read twice.
     pub tokenizer: TokenizerSource,
-    /// The most pieces of a vocabulary that is trained, of WordPiece or BPE.
+    /// The most pieces of a vocabulary that is trained, of WordPiece or BPE; 2^20 if it is more.
     pub pieces: usize,
     /// Divides text files into documents. On a line of its own, it takes the end of the line along.
     pub separator: Option<&'a str>,
@@ -181,7 +181,8 @@ impl Preparation<'_> {
                     let texts_of = received.into_iter();
                     let training = scope.spawn(|| match kind {
                         TokenizerKind::Bpe => {
-                            Tokenizer::Bpe(Bpe::train(self.pieces as u32, texts_of))
+                            let size = self.pieces.try_into().unwrap_or(u32::MAX);
+                            Tokenizer::Bpe(Bpe::train(size, texts_of))
                         }
                         _ => Tokenizer::WordPiece(WordPiece::train(self.pieces, texts_of)),
                     });
@@ -447,6 +448,7 @@ pub(super) mod tests {
             assert!(bad.parse::<HeldOut>().is_err(), "{bad}");
         }
         assert_eq!([19, 40_000_000].map(|all| HeldOut::of(None, all)), [2, HeldOut::MOST]);
+        assert_eq!(HeldOut::of(Some(HeldOut::Share(-1.0)), 19), 0);
     }
 
     #[test]

@@ -311,6 +311,9 @@ impl RunData {
     ///
     /// # Errors
     /// [`Error::File`] for text without a masked token; errors of [`Trainer::evaluate`].
+    ///
+    /// # Panics
+    /// Like [`Trainer::evaluate`].
     pub fn judge(
         &self,
         trainer: &mut Trainer,

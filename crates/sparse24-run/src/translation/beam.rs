@@ -104,7 +104,8 @@ impl BeamSearch {
     /// [`Error::Interrupted`]; errors of the model.
     ///
     /// # Panics
-    /// If a sentence has no token or more than the model.
+    /// If a sentence has no token or more than the model, or if [`Self::vocabulary`] has more token
+    /// ids.
     pub fn translate(
         &self,
         decoder: &mut dyn Decoder,

@@ -18,6 +18,7 @@ use tokenizers::{
 use super::{
     FEWEST,
     gpt2::{merge, word},
+    wordpiece::MOST_PIECES,
 };
 
 /// The tokens before a vocabulary, with fairseq's ids: of the beginning of a sentence, of padding,
@@ -107,7 +108,7 @@ impl Bpe {
         // The trainer gives these ids in their order, and those of merged tokens after them.
         let first = SPECIAL.into_iter().map(str::to_owned).chain(bytes.clone().map(String::from));
         let mut trainer = BpeTrainer::builder()
-            .vocab_size(size.max(FEWEST) as usize)
+            .vocab_size((size.max(FEWEST) as usize).min(MOST_PIECES))
             .min_frequency(2)
             .show_progress(false)
             .special_tokens(first.map(|token| AddedToken::from(token, true)).collect())
@@ -254,6 +255,7 @@ mod tests {
 
     #[test]
     fn training_merges_frequent_pairs_in_order() {
+        Bpe::train(u32::MAX, [TEXT].into_iter());
         let one = Bpe::train(FEWEST + 12, [TEXT, "low Über"].into_iter());
         assert_eq!(one, Bpe::train(FEWEST + 12, ["low Über", TEXT].into_iter()));
         assert_eq!(one.vocabulary(), FEWEST + 12);

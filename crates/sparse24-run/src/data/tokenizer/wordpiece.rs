@@ -41,7 +41,7 @@ const LEAST_FREQUENT: u64 = 2;
 const SPACES: [char; 4] = [' ', '\t', '\n', '\r'];
 
 /// Most pieces; the largest vocabularies have half as many.
-const MOST_PIECES: usize = 1 << 20;
+pub(super) const MOST_PIECES: usize = 1 << 20;
 /// Characters of the longest word that has pieces; longer ones are `[UNK]`.
 const LONGEST_WORD: usize = 100;
 /// The largest file with a vocabulary; those of 250,000 pieces have 17 MB.
@@ -208,7 +208,7 @@ impl WordPiece {
         let rules = untrained.vocabulary();
         let counts: Mutex<FxHashMap<char, u64>> = Mutex::default();
         let mut trainer = WordPieceTrainer::builder()
-            .vocab_size(size)
+            .vocab_size(size.min(MOST_PIECES))
             .min_frequency(LEAST_FREQUENT)
             .show_progress(false)
             .build();
