@@ -10,11 +10,13 @@
 //! | `config.toml` | the resolved configuration |
 //! | `provenance.json` | one object per start ([`Provenance`]) |
 //! | `tokenizer.json` | the tokenizer |
+//! | `data.json` | a scan of shards that another program made, which saves reading them again |
 //! | `plans.json` | timed choices, on a device that has any |
 //! | `metrics.jsonl` | one object per step ([`StepMetrics`]) |
 //! | `checkpoints/` | [`crate::checkpoint`] |
 //! | `log.txt` | messages, line by line ([`Log`]) |
 //! | `lambda-search/` | the search for its lambda, if made for this run |
+//! | `report.html` | the report, which `sparse24` writes |
 //!
 //! [`checkpoint_of`] and [`restore`] serve a loop of one's own around the trainer.
 //!
