@@ -21,7 +21,7 @@ use crate::{
 use sparse24_train::method::Method;
 
 /// Key of the data.
-pub(super) const DATA: &str = "data";
+pub(super) const DATA: &str = "data.path";
 /// Key of the tokenizer.
 pub(super) const TOKENIZER: &str = "data.tokenizer";
 
@@ -166,7 +166,7 @@ pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
 pub(super) fn check_names(allowed: &[String], config: &Config) -> Result<(), Error> {
     let decisive = config.decisive();
     let keys = || decisive.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
-    let is_known = |name: &str| name == DATA || keys().any(|key| covers(name, key));
+    let is_known = |name: &str| covers(name, DATA) || keys().any(|key| covers(name, key));
     match allowed.iter().find(|name| !is_known(name)) {
         Some(name) => Err(config::unknown("--allow", name, keys())),
         None => Ok(()),
@@ -217,7 +217,7 @@ pub(super) fn check(
         let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
         differences.push(Difference { key: TOKENIZER.into(), was, is, fits: true });
     }
-    // Another tokenizer gives the ids other meanings, so `--allow data` does not cover it.
+    // Another tokenizer gives the ids other meanings, so its section does not cover it.
     let names = |name: &str, key: &str| name == key || key != TOKENIZER && covers(name, key);
     let is_accepted = |d: &Difference| d.fits && allowed.iter().any(|name| names(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);

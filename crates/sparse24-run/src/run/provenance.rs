@@ -77,7 +77,7 @@ pub struct Provenance {
     /// The step after which this start went on; none of the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
-    /// Settings that this start changed, by key; for other data `data` and the path.
+    /// Settings that this start changed, by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed: BTreeMap<String, String>,
     /// The step after which evaluations measure something else than before.

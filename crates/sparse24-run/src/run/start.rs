@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
-    config::{Config, NEUTRAL, dotted, table_of},
+    config::{Config, dotted, table_of},
     data::Tokenizer,
     disk,
     processor::on_configured,
@@ -249,19 +249,15 @@ impl Run {
     ) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let mut config = run_config(directory.path())?;
-        let before = values(&config);
+        let before = dotted(table_of(&config));
         let mut asked = Vec::new();
         if !how.settings.is_empty() {
             config = config.with_settings(&how.settings)?;
             make_absolute(&mut config)?;
-            let keys = how.settings.iter().filter_map(|setting| setting.split_once('='));
-            asked.extend(keys.map(|(key, _)| match key.trim() {
-                "data.path" => DATA.to_owned(),
-                key => key.to_owned(),
-            }));
+            asked.extend(how.settings.iter().map(|setting| key_of(setting).to_owned()));
         }
         identity::check_names(&how.allow, &config)?;
-        let now = values(&config);
+        let now = dotted(table_of(&config));
         let mut changed = now.clone();
         changed.retain(|key, value| before.get(key) != Some(value));
         // Another method brings its own lambda.
@@ -284,7 +280,6 @@ impl Run {
         allow.retain(|key| !(how.keeps_data && key == DATA));
         allow.extend(earlier);
         allow.extend(is_replaced.then(|| TOKENIZER.to_owned()));
-        allow.retain(|key| !NEUTRAL.contains(&key.as_str()));
         allow.extend_from_slice(&how.allow);
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
         {
@@ -438,10 +433,7 @@ impl Run {
             _ => format!("resumed after step {step}"),
         });
         let mut named = how.settings.clone();
-        named.retain(|setting| {
-            let name = key_of(setting);
-            changed.keys().any(|key| covers(name, if key == DATA { "data.path" } else { key }))
-        });
+        named.retain(|setting| changed.keys().any(|key| covers(key_of(setting), key)));
         let mut finished = cut
             .last
             .clone()
@@ -568,14 +560,6 @@ fn is_of_head(name: &str) -> bool {
 /// The key of a `KEY=VALUE`.
 fn key_of(setting: &str) -> &str {
     setting.split('=').next().unwrap_or_default().trim()
-}
-
-/// All settings as the provenance records them: `data` is the path.
-fn values(config: &Config) -> BTreeMap<String, String> {
-    let mut values = dotted(table_of(config));
-    values.remove("data.path");
-    values.insert(DATA.to_owned(), config.data.path.clone());
-    values
 }
 
 /// Makes the paths of a configuration absolute: a resume may run in another working directory.

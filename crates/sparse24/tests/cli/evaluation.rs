@@ -285,5 +285,5 @@ fn the_best_checkpoint_starts_anew_when_evaluations_change() {
     }
     // A change that was asked for once allows no other, even at the same path.
     place.write("other", ["ab".repeat(1800), "abab".repeat(100)].concat());
-    place.refuses("resume run0 --set steps=16", 3, "run0/*data of *`*--allow data`*");
+    place.refuses("resume run0 --set steps=16", 3, "run0/*data of *`*--allow data.path`*");
 }

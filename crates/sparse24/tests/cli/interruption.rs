@@ -325,12 +325,12 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let saved = "run/checkpoints/step-00000012: *";
     let tokens = format!("{saved}3600 + 400 tokens*27*fingerprint");
     place.write("text", original.replacen('q', "p", 1));
-    let advice = "undo the change, *`sparse24 resume run --set steps=24 --allow data`";
+    let advice = "undo the change, *`sparse24 resume run --set steps=24 --allow data.path`";
     place.refuses("resume run", 3, &format!("{tokens}*{advice}"));
     place.refuses("resume run --allow data", 3, "run: is finished*data need more steps than 12");
     let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";
     let printed = "--set steps=14 --set 'method.phases=[\"sparse\"]' --allow optimizer";
-    let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data`");
+    let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data.path`");
     place.refuses(&format!("resume run {typed}"), 3, &pattern);
     place.write("text", original.replace('q', "é"));
     for line in ["resume run", "resume run --allow data"] {
