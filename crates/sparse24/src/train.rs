@@ -18,7 +18,7 @@ use sparse24_run::{
     interchange::Format,
     run::{
         Asked, Ended, Given, LambdaOrigin, Observer, Part, Provenance, Resume, Run, RunDirectory,
-        StepMetrics, Summary, covers, facts, has_begun, open_data, open_data_with, run_config,
+        StepMetrics, Summary, covers, facts, has_config, open_data, open_data_with, run_config,
     },
 };
 use sparse24_train::model::ModelSpec;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Starts the run, or resumes it if that is asked for.
 fn lead(args: &Args, member: Member) -> Result<(), Failure> {
     let there = match args.out.as_deref().filter(|_| args.resume_or_start) {
-        Some(out) if has_begun(out)? => Some((out, run_config(out)?)),
+        Some(out) if has_config(out)? => Some((out, run_config(out)?)),
         _ => None,
     };
     let (mut initial, mut given) = (None, Vec::new());
@@ -170,7 +170,7 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
             lambda: lambda.as_ref(),
         };
         let run = Run::start_in(member.group, config, data, given, &out);
-        let run = run.map_err(|error| match has_begun(&out) {
+        let run = run.map_err(|error| match has_config(&out) {
             Ok(true) if args.resume_or_start => {
                 let path = out.display();
                 let problem = format!(
@@ -299,7 +299,7 @@ pub(crate) fn resume(
     reporting: &Reporting,
     member: Member,
 ) -> Result<(), Failure> {
-    if !has_begun(path)? && RunDirectory::check_free(path).is_ok() {
+    if !has_config(path)? && RunDirectory::check_free(path).is_ok() {
         let path = word(path);
         let problem = format!(
             "{path}: there is no run yet, as there is no config.toml; `sparse24 train --out \

@@ -15,7 +15,7 @@ use sparse24_run::{
     Error,
     config::{Config, ModelKind, dotted, table_of},
     disk, json,
-    run::{Instruments, MetricsLog, RunDirectory, StepMetrics, has_begun},
+    run::{Instruments, MetricsLog, RunDirectory, StepMetrics, has_config},
 };
 use sparse24_train::{method::PhaseKind, optim::MaskedDecay};
 
@@ -101,7 +101,7 @@ impl Record {
     /// [`Error::File`] if `path` is not a directory or holds no file of a run; [`Error::Io`] if the
     /// system does not show it.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
-        has_begun(path)?;
+        has_config(path)?;
         if !path.is_dir() {
             return Err(RunDirectory::missing(path));
         }

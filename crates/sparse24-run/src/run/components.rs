@@ -55,14 +55,6 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
     ))
 }
 
-/// Whether a directory holds a run that a resume would continue.
-///
-/// # Errors
-/// [`Error::Io`] where the system does not show it.
-pub fn has_begun(run: &Path) -> Result<bool, Error> {
-    has_config(run)
-}
-
 /// Opens the data of a new run that is no fine-tuning.
 ///
 /// # Errors

@@ -184,11 +184,12 @@ impl RunDirectory {
     }
 }
 
-/// Whether a directory has the configuration of a run, which is never empty.
+/// Whether a directory has the configuration of a run, which is never empty: a resume would
+/// continue it.
 ///
 /// # Errors
 /// [`Error::Io`] where the system does not show it.
-pub(super) fn has_config(path: &Path) -> Result<bool, Error> {
+pub fn has_config(path: &Path) -> Result<bool, Error> {
     let config = path.join(CONFIG);
     match fs::metadata(&config) {
         Ok(file) => Ok(file.is_file() && file.len() > 0),
