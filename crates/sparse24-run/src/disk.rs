@@ -457,14 +457,18 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
-/// A free name beside `path`, as in `metrics.1.jsonl`, to keep a file that is replaced: its path
-/// and the name.
-pub fn numbered(path: &Path) -> (PathBuf, String) {
+/// Renames a file that is replaced to a free name beside it, as in `metrics.1.jsonl`: its path and
+/// the name.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn keep(path: &Path) -> Result<(PathBuf, String), Error> {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     let mut all = (1..).map(|number| path.with_extension(format!("{number}.{extension}")));
     let free = all.find(|path| !exists(path)).expect("some name is free");
     let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    (free, name)
+    rename(path, &free)?;
+    Ok((free, name))
 }
 
 /// Whether a path leads to this open file.

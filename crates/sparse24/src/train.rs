@@ -377,12 +377,7 @@ fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
         return Ok(false);
     }
     let is_finished = run.trainer().step() >= run.config().steps;
-    let (aside, mut name) = disk::numbered(report);
-    if is_finished {
-        name = report::FILE.to_owned();
-    } else {
-        disk::rename(report, &aside)?;
-    }
+    let name = if is_finished { report::FILE.to_owned() } else { disk::keep(report)?.1 };
     note(format_args!("the report, which shows the lost metrics, is kept as {name}"));
     Ok(is_finished)
 }

@@ -244,8 +244,7 @@ impl MetricsLog {
 
     /// Renames a damaged file, and writes its readable lines again.
     fn mend(path: &Path) -> Result<String, Error> {
-        let (kept, name) = disk::numbered(path);
-        disk::rename(path, &kept)?;
+        let (kept, name) = disk::keep(path)?;
         let mut lines = Lines::open(&kept)?;
         disk::replace(path, |new| {
             loop {

@@ -139,9 +139,7 @@ impl Provenance {
     pub fn record(&self, path: &Path) -> Result<Option<String>, Error> {
         let mut kept = None;
         if disk::exists(path) && matches!(Self::read(path), Err(Error::File { .. })) {
-            let (aside, name) = disk::numbered(path);
-            disk::rename(path, &aside)?;
-            kept = Some(name);
+            kept = Some(disk::keep(path)?.1);
         }
         let mut starts = Self::readable(path)?;
         starts.push(self.clone());

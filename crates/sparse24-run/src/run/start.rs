@@ -395,8 +395,7 @@ impl Run {
                     return Err(Error::file(path, problem));
                 }
                 if last > 0 {
-                    let (aside, kept) = disk::numbered(&metrics);
-                    disk::rename(&metrics, &aside)?;
+                    let (_, kept) = disk::keep(&metrics)?;
                     notices.push(format!("the metrics up to step {last} are kept as {kept}"));
                 }
                 Initial::Random
@@ -479,8 +478,7 @@ impl Run {
             let path = directory.tokenizer();
             notices.push(match Tokenizer::load(&path) {
                 Ok(former) => {
-                    let (aside, kept) = disk::numbered(&path);
-                    disk::rename(&path, &aside)?;
+                    let (_, kept) = disk::keep(&path)?;
                     let is_of = |state: State| state.tokenizer == former.fingerprint().into();
                     let why =
                         if state.is_some_and(is_of) { " for earlier checkpoints" } else { "" };
