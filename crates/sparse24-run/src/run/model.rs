@@ -3,6 +3,7 @@
 
 use std::{
     borrow::Cow,
+    io::ErrorKind,
     num::NonZeroU32,
     path::{Path, PathBuf},
 };
@@ -94,18 +95,12 @@ impl Model {
 
     /// Reads a checkpoint. If a training run has removed it meanwhile, locates and reads another.
     fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
-        let mut located = locate()?;
         loop {
+            let located = locate()?;
             let from = located.2.clone();
-            match Self::located(located) {
-                Err(error) if !disk::exists(&from) => {
-                    located = locate()?;
-                    // Still the same path: it is a dangling link.
-                    if located.2 == from {
-                        return Err(error);
-                    }
-                }
-                read => return read,
+            let read = Self::located(located);
+            if read.is_ok() || !is_gone(&from) {
+                return read;
             }
         }
     }
@@ -334,6 +329,11 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
     }
 }
 
+/// Whether a run that trains has removed a checkpoint meanwhile; a dangling link was never one.
+fn is_gone(checkpoint: &Path) -> bool {
+    checkpoint.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
 /// The run directory and the checkpoint that a path refers to.
 ///
 /// # Errors
@@ -361,16 +361,11 @@ fn locate(path: &Path) -> Result<Located, Error> {
         ));
     }
     let confined = confine(path)?;
-    let mut before = None;
     let latest = loop {
         let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
-        // A run that trains may have removed one meanwhile.
-        let mut refused = latest.refused.iter().map(|(refused, _)| refused);
-        let gone = refused.find(|refused| !disk::exists(refused)).cloned();
-        if gone.is_none() || gone == before {
+        if !latest.refused.iter().any(|(refused, _)| is_gone(refused)) {
             break latest;
         }
-        before = gone;
     };
     match (latest.checkpoint, latest.refused.into_iter().next()) {
         (Some(checkpoint), None) => Ok((path.to_owned(), confined, checkpoint)),
