@@ -270,15 +270,15 @@ impl Run {
         // The process may have died before a checkpoint had what an earlier resume changed.
         let newest = latest.checkpoint.as_deref().and_then(checkpoint::step_of);
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
-        let earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
-        let earlier = earlier.into_iter().filter(|(key, value)| now.get(key) == Some(value));
-        let earlier: Vec<_> = earlier.map(|(key, _)| key).collect();
+        let mut earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
+        earlier.retain(|key, value| now.get(key) == Some(value));
         // It is replaced only where that was allowed.
-        let is_replaced = earlier.iter().any(|key| key == DATA);
-        let is_replaced = is_replaced && is_saved(data.tokenizer(), &directory);
+        let former = Tokenizer::load(&directory.tokenizer()).ok();
+        let is_saved = former.as_ref() == data.tokenizer();
+        let is_replaced = is_saved && earlier.contains_key(DATA);
         let mut allow = asked;
         allow.retain(|key| !(how.keeps_data && key == DATA));
-        allow.extend(earlier);
+        allow.extend(earlier.into_keys());
         allow.extend(is_replaced.then(|| TOKENIZER.to_owned()));
         allow.extend_from_slice(&how.allow);
         if let Some((_, error)) = latest.refused.first().filter(|_| how.damaged == Damaged::Refuse)
@@ -386,8 +386,8 @@ impl Run {
                 }
                 // A save is logged when it is complete, and the second one starts only then.
                 let second = config.run.checkpoint_every.saturating_mul(2);
-                let is_saved = (1..last).contains(&second);
-                if is_saved || last > 0 && Log::reports_save(&directory.log()) {
+                let has_saved = (1..last).contains(&second);
+                if has_saved || last > 0 && Log::reports_save(&directory.log()) {
                     let problem = format!(
                         "holds metrics up to step {last}, but none of the checkpoints that it \
                             saved in its folder checkpoints; restore one, or start a new run"
@@ -474,22 +474,8 @@ impl Run {
                 reference.next(&metrics);
             }
         }
-        if !is_saved(data.tokenizer(), &directory) {
-            let path = directory.tokenizer();
-            notices.push(match Tokenizer::load(&path) {
-                Ok(former) => {
-                    let (_, kept) = disk::keep(&path)?;
-                    let is_of = |state: State| state.tokenizer == former.fingerprint().into();
-                    let why =
-                        if state.is_some_and(is_of) { " for earlier checkpoints" } else { "" };
-                    format!("the previous tokenizer.json is kept as {kept}{why}")
-                }
-                Err(_) => {
-                    "tokenizer.json was missing or damaged, and was written again from the data"
-                        .to_owned()
-                }
-            });
-            data.tokenizer().map_or(Ok(()), |tokenizer| tokenizer.save(&path))?;
+        if !is_saved {
+            notices.push(save_tokenizer(&data, &directory, former, state)?);
         }
         if !named.is_empty() {
             directory.write(&directory.config(), config.to_toml().as_bytes())?;
@@ -570,9 +556,26 @@ fn make_absolute(config: &mut Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a file holds this tokenizer.
-fn is_saved(tokenizer: Option<&Tokenizer>, run: &RunDirectory) -> bool {
-    Tokenizer::load(&run.tokenizer()).ok().as_ref() == tokenizer
+/// Saves the tokenizer of the data and keeps the former one, perhaps of the checkpoint's `state`;
+/// returns a notice.
+fn save_tokenizer(
+    data: &RunData,
+    directory: &RunDirectory,
+    former: Option<Tokenizer>,
+    state: Option<State>,
+) -> Result<String, Error> {
+    let path = directory.tokenizer();
+    let notice = match former {
+        Some(former) => {
+            let (_, kept) = disk::keep(&path)?;
+            let is_of = |state: State| state.tokenizer == former.fingerprint().into();
+            let why = if state.is_some_and(is_of) { " for earlier checkpoints" } else { "" };
+            format!("the previous tokenizer.json is kept as {kept}{why}")
+        }
+        None => "tokenizer.json was missing or damaged, and was written again from the data".into(),
+    };
+    data.tokenizer().map_or(Ok(()), |tokenizer| tokenizer.save(&path))?;
+    Ok(notice)
 }
 
 #[cfg(test)]
