@@ -112,7 +112,7 @@ impl Configure {
         Ok(dotted(file.unwrap_or_default()).into_iter().chain(own).map(|(key, _)| key).collect())
     }
 
-    /// What the user sets by `--set` and by flags.
+    /// The values that the user sets by `--set` and by flags, by key.
     pub(crate) fn asked(&self) -> Result<BTreeMap<String, String>, Failure> {
         Ok(by_key(&self.own_settings()?))
     }

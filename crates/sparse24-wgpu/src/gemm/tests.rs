@@ -1,3 +1,5 @@
+//! The kernels for products against each other.
+
 use sparse24_core::op::Accumulate;
 
 use super::{FOURS, LARGE, SINGLES, SOFTWARE, Transposed, constants};

@@ -314,7 +314,7 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
 
 /// Hugging Face's classes of tokenizers that read a `vocab.txt` by the same rules.
 const BERT: [&str; 4] =
-    ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"];
+    ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer"];
 
 /// The keys of the rules in a `tokenizer_config.json`.
 const RULES: [&str; 3] = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"];

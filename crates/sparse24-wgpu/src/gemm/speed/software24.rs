@@ -108,8 +108,8 @@ fn source(variant: &Variant) -> String {
             workgroupBarrier();
             for (var i = t; i < DEPTH * WIDTH; i += SIZE) {
                 let at = (of_x + i % WIDTH * 4u) * step + first + i / WIDTH;
-                let block =
-                    transpose(mat4x4<f32>(x[at], x[at + step], x[at + 2u * step], x[at + 3u * step]));
+                let block = transpose(
+                    mat4x4<f32>(x[at], x[at + step], x[at + 2u * step], x[at + 3u * step]));
                 let to = i / WIDTH * 4u * WIDTH + i % WIDTH;
                 x_tile[to] = block[0];
                 x_tile[to + WIDTH] = block[1];
