@@ -47,8 +47,8 @@ pub struct Member {
     pub until: u32,
 }
 
-/// Called before the first run, and after each finished one with its index, with the results of all
-/// runs.
+/// Called with the results of all runs: with `None` before the first run, and with the index of
+/// each run that finished.
 pub type Done<'a> = dyn Fn(Option<usize>, &[Option<RunResult>]) -> Result<(), Error> + Sync + 'a;
 
 impl Member {

@@ -269,8 +269,8 @@ impl Search {
         SearchResults::of(&self.plan, self.runs.members(), self.runs.results())
     }
 
-    /// Trains the runs that are not done. Before the first and after each, `search.json` is
-    /// written; after each, `done` gets its index and the results so far.
+    /// Trains the runs that are not done. Writes `search.json` before the first run and after each;
+    /// after each, also passes the run's index and the results so far to `done`.
     ///
     /// # Errors
     /// Errors from [`RunSet::train`].

@@ -51,7 +51,7 @@ pub fn deviation(values: &[f64]) -> Option<f64> {
 /// empty list.
 ///
 /// # Panics
-/// For another share.
+/// If `share` is outside [0, 1].
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     assert!((0.0..=1.0).contains(&share), "no quantile at {share}");

@@ -50,8 +50,8 @@ impl Study {
         StudyResults::of(&self.plan, self.runs.results())
     }
 
-    /// Trains the runs that are not done. Before the first and after each, `study.json` and
-    /// `study.csv` are written; after each, `done` gets its index and the results so far.
+    /// Trains the runs that are not done. Writes `study.json` and `study.csv` before the first run
+    /// and after each; after each, also passes the run's index and the results so far to `done`.
     ///
     /// # Errors
     /// Errors from [`RunSet::train`].

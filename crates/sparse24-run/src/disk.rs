@@ -457,8 +457,8 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
-/// Renames a file that is replaced to a free name beside it, as in `metrics.1.jsonl`: its path and
-/// the name.
+/// Renames a file, before it is replaced, to a free name in its folder such as `metrics.1.jsonl`.
+/// Returns the new path and file name.
 ///
 /// # Errors
 /// [`Error::Io`].

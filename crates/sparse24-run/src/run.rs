@@ -10,7 +10,7 @@
 //! | `config.toml` | the resolved configuration |
 //! | `provenance.json` | one object per start ([`Provenance`]) |
 //! | `tokenizer.json` | the tokenizer |
-//! | `data.json` | a scan of shards that another program made, which saves reading them again |
+//! | `data.json` | scan of shards made by another program, so that a resume need not repeat it |
 //! | `plans.json` | timed choices, on a device that has any |
 //! | `metrics.jsonl` | one object per step ([`StepMetrics`]) |
 //! | `checkpoints/` | [`crate::checkpoint`] |

@@ -112,7 +112,7 @@ impl Configure {
         Ok(dotted(file.unwrap_or_default()).into_iter().chain(own).map(|(key, _)| key).collect())
     }
 
-    /// The values that the user sets by `--set` and by flags, by key.
+    /// The settings from `--set` and from flags, as a map from key to value.
     pub(crate) fn asked(&self) -> Result<BTreeMap<String, String>, Failure> {
         Ok(by_key(&self.own_settings()?))
     }
@@ -133,7 +133,7 @@ impl Configure {
     }
 }
 
-/// The values of `KEY=VALUE`.
+/// Splits each `KEY=VALUE`; the last value of a key counts.
 pub(crate) fn by_key(settings: &[String]) -> BTreeMap<String, String> {
     let pairs = settings.iter().filter_map(|setting| setting.split_once('='));
     pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned())).collect()

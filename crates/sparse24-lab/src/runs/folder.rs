@@ -1,6 +1,6 @@
 //! The folder of several runs: its lock, and the description of what it holds.
 //!
-//! Invariant: the description is written before the first run starts, and after all checks. Later
+//! Invariant: the description is written after all checks and before the first run starts. Later
 //! starts may add arms and seeds, and change nothing else. A folder that holds something else is
 //! not touched. The folder is confined, since it may come from others.
 
@@ -120,7 +120,7 @@ impl Folder {
         Ok(Self { path, description, _lock: lock, _confined: confined })
     }
 
-    /// Writes the description; what is refused before this leaves no trace.
+    /// Writes the description. Called after all checks, so a refused start does not change it.
     pub(crate) fn describe(&self) -> Result<(), Error> {
         write_if_new(&self.description.0, self.description.1.as_bytes())
     }

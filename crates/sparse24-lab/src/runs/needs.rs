@@ -34,7 +34,7 @@ pub fn check_needs(
             1 => Error::setting("model", format!("{problem}; {advice}")),
             _ => Error::setting(
                 "--jobs",
-                format!("the sum of {jobs} runs at a time {problem}; ask for fewer, or {advice}"),
+                format!("running {jobs} runs at a time {problem}; lower --jobs, or {advice}"),
             ),
         });
     }

@@ -76,7 +76,7 @@ fn runs_that_fit_one_by_one_alone_are_refused() {
     for (jobs, keep, checkpoint, expected) in [
         (1, Keep::Checkpoints, small, ""),
         (2, Keep::Checkpoints, small, ""),
-        (3, Keep::Checkpoints, small, "--jobs: the sum of 3 runs at a time needs 120 MiB*has 100"),
+        (3, Keep::Checkpoints, small, "--jobs: running 3 runs at a time needs 120 MiB*has 100"),
         // Two that each keeps, but for the first one, and the one that is written.
         (1, Keep::Checkpoints, large, "checkpoints of 3 runs need 6442450944.0 MiB"),
         (2, Keep::Results, large, "checkpoints of 2 runs need 6442450944.0 MiB"),

@@ -102,7 +102,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// mu with three decimal places, or as many as its verdict needs.
+    /// mu with three decimal places, or more if rounding would change its verdict.
     #[must_use]
     pub fn shown_mu(&self) -> Option<String> {
         let mu = self.mu?;

@@ -19,8 +19,8 @@ const UNFINISHED: &str = ".tmp-";
 const PREDECESSOR: &str = ".old-";
 const DAMAGED: &str = "damaged-";
 
-/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created in its parent if it is
-/// missing; returns its path.
+/// Saves a checkpoint as `step-NNNNNNNN` in `directory`, which is created if it is missing; its
+/// parent must exist. Returns the path.
 ///
 /// A checkpoint of the same step is replaced. Whatever happens, including the death of the process,
 /// every good checkpoint stays good until the new one is complete; an error leaves nothing

@@ -77,7 +77,8 @@ impl<'a> Documents<'a> {
         let has_fields = files.iter().any(|&(_, format)| format != Format::Text);
         if field != "text" && !has_fields {
             let problem = format!(
-                "is {field}, but {} is text without fields, expected .jsonl or .parquet",
+                "found {field}, but {} has only plain text, without fields; expected .jsonl or \
+                 .parquet",
                 path.display()
             );
             return Err(Error::setting("--field", problem));

@@ -86,7 +86,7 @@ pub struct Preparation<'a> {
     pub data: &'a Path,
     /// For a vocabulary of its own the corpus is read twice.
     pub tokenizer: TokenizerSource,
-    /// The most pieces of a vocabulary that is trained, of WordPiece or BPE; 2^20 if it is more.
+    /// Maximum size of a trained vocabulary (WordPiece or BPE), in pieces; capped at 2^20.
     pub pieces: usize,
     /// Divides text files into documents. On a line of its own, it takes the end of the line along.
     pub separator: Option<&'a str>,

@@ -184,8 +184,7 @@ impl RunDirectory {
     }
 }
 
-/// Whether a directory has the configuration of a run, which is never empty: a resume would
-/// continue it.
+/// Whether a directory holds a run that can be resumed: one with a `config.toml` that is not empty.
 ///
 /// # Errors
 /// [`Error::Io`] where the system does not show it.

@@ -217,7 +217,7 @@ pub(super) fn check(
         let (was, is) = (described(saved.tokenizer), described(now.tokenizer));
         differences.push(Difference { key: TOKENIZER.into(), was, is, fits: true });
     }
-    // Another tokenizer gives the ids other meanings, so its section does not cover it.
+    // Another tokenizer changes the meaning of the ids, so `--allow data` does not cover it.
     let names = |name: &str, key: &str| name == key || key != TOKENIZER && covers(name, key);
     let is_accepted = |d: &Difference| d.fits && allowed.iter().any(|name| names(name, &d.key));
     let (accepted, refused): (Vec<_>, Vec<_>) = differences.into_iter().partition(is_accepted);
@@ -231,8 +231,8 @@ pub(super) fn check(
     let (was, is) = (all(|d| &d.was).join(", "), all(|d| &d.is).join(", "));
     let problem = format!("was saved with {was}, but the run now has {is}");
     if !refused.iter().all(|d| d.fits) {
-        let advice = "which gives its weights or moments another shape or meaning; undo that, or \
-                      start a new run";
+        let advice = "which changes the shape or meaning of its weights or moments; undo the \
+                      change, or start a new run";
         return Err(Error::file(path, format!("{problem}, {advice}")));
     }
     let undo = |d: &Difference| {

@@ -84,8 +84,8 @@ impl Model {
             };
             let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
                 let problem = format!(
-                    "has no checkpoint of step {step}, whose validation loss {loss:.4} is its \
-                     lowest; such checkpoints are kept only while run.keep_best = true"
+                    "has no checkpoint of step {step}, where its validation loss was lowest \
+                     ({loss:.4}); the best checkpoint is kept only while run.keep_best = true"
                 );
                 return Err(Error::file(run, problem));
             };
@@ -329,7 +329,8 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
     }
 }
 
-/// Whether a run that trains has removed a checkpoint meanwhile; a dangling link was never one.
+/// Whether a checkpoint no longer exists, as when a training run removes it. A dangling link still
+/// exists.
 fn is_gone(checkpoint: &Path) -> bool {
     checkpoint.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
@@ -381,8 +382,8 @@ fn locate(path: &Path) -> Result<Located, Error> {
         (None, None) => {
             let problem = match Log::reports_save(&path.join(LOG)) {
                 true => {
-                    "the checkpoints that its log.txt names were not kept (`--keep results`), \
-                    or are lost; restore its checkpoints/, or train it again"
+                    "the checkpoints listed in log.txt were not kept (`--keep results`) or are \
+                    lost; restore checkpoints/, or train the run again"
                 }
                 false => "has no checkpoint yet",
             };

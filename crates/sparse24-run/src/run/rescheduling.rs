@@ -9,7 +9,7 @@ use sparse24_train::{
     trainer::Recipe,
 };
 
-/// A notice if a changed number of steps makes a resumed run sparse again, or dense at once.
+/// A notice if a changed number of steps makes a resumed run sparse again, or dense immediately.
 pub(super) fn moved_switch(saved: &State, recipe: &Recipe, kept: &Ends) -> Option<String> {
     let (next, Recipe { method, steps, .. }) = (saved.step + 1, recipe);
     let phase = |steps: u32| method.phase_at(next.min(steps), steps, kept);
@@ -24,7 +24,7 @@ pub(super) fn moved_switch(saved: &State, recipe: &Recipe, kept: &Ends) -> Optio
         }
         _ => return None,
     };
-    (next <= *steps).then(|| notice + ": phases end at shares of the steps")
+    (next <= *steps).then(|| notice + " (phases end at shares of the steps)")
 }
 
 /// Phase ends that apply to a resumed run: those in its checkpoint, though a phase that ends at a
@@ -64,8 +64,8 @@ const OF_RATE: [&str; 7] = [
     "optimizer.cooldown_steps",
 ];
 
-/// A notice if settings that changed since the checkpoint, by key, raise the learning rate above
-/// that of its step.
+/// A notice if the settings in `changed`, which differ from the checkpoint's, raise the learning
+/// rate above that of the last step. Each has its key first.
 pub(super) fn raised_rate(
     last: &StepMetrics,
     changed: &[(String, String)],

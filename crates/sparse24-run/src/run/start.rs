@@ -438,9 +438,11 @@ impl Run {
             .clone()
             .filter(|last| config.steps == step && last.step == step && last.val_loss.is_some());
         if !accepted.is_empty() && finished.is_some() {
-            let problem =
-                format!("is finished, so other settings or data need more steps than {step}");
-            return Err(Error::file(path, format!("{problem}: add --set steps=N")));
+            let problem = format!(
+                "is finished; to continue with other settings or data, set more steps than {step}: \
+                 add --set steps=N"
+            );
+            return Err(Error::file(path, problem));
         }
         finished = finished.filter(|_| changed.is_empty() && how.allow.is_empty());
         if finished.is_none() {
@@ -556,8 +558,8 @@ fn make_absolute(config: &mut Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Saves the tokenizer of the data and keeps the former one, perhaps of the checkpoint's `state`;
-/// returns a notice.
+/// Saves the data's tokenizer and renames the file of the former one. Returns a notice, which says
+/// if the checkpoint with this state uses the former one.
 fn save_tokenizer(
     data: &RunData,
     directory: &RunDirectory,

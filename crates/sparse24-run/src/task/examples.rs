@@ -157,8 +157,8 @@ impl Examples {
         Ok(Self::of(source, splits, (classes, cut), tokenizer))
     }
 
-    /// Like [`Self::open`], but for an evaluation: the training split is only read if classes are
-    /// found in it. Of a task of spans, the path may be the validation file.
+    /// Like [`Self::open`], but for an evaluation: the training split is read only if the classes
+    /// have to be found in it. For a task of spans, the path may be the validation file.
     ///
     /// # Errors
     /// Errors of [`Self::open`].

@@ -27,8 +27,8 @@ pub(super) const MOST: u64 = 1 << 30;
 /// Bytes of the longest text in it.
 pub(super) const LONGEST: usize = 1 << 20;
 
-/// The training file of a task and its validation files, or the error if there are none. For a
-/// task of spans, `folder` may be the validation file.
+/// The training file of a task and its validation files, each or the error if they are missing or
+/// ambiguous. For a task of spans, `folder` may be the validation file.
 pub(super) fn splits(
     task: &Task,
     folder: &Path,

@@ -104,8 +104,8 @@ impl BeamSearch {
     /// [`Error::Interrupted`]; errors of the model.
     ///
     /// # Panics
-    /// If a sentence has no token or more than the model, or if [`Self::vocabulary`] has more token
-    /// ids.
+    /// If a sentence is empty or longer than the model allows, or if [`Self::vocabulary`] exceeds
+    /// the model's.
     pub fn translate(
         &self,
         decoder: &mut dyn Decoder,

@@ -5,7 +5,7 @@ use sparse24_core::op::Accumulate;
 use super::{FOURS, LARGE, SINGLES, SOFTWARE, Transposed, constants};
 use crate::device::tests::open;
 
-/// Every kernel that takes a product computes the same bits, whichever the adapter uses.
+/// All kernels that accept a shape give the same bits, even those this adapter would not choose.
 #[test]
 fn all_kernels_have_the_same_bits() {
     for [m, n, k] in [[288, 384, 320], [132, 140, 300]] {

@@ -118,8 +118,7 @@ fn a_damaged_checkpoint_is_named_and_set_aside_when_asked() {
 #[test]
 fn a_resume_changes_settings_from_there_on() {
     let place = Place::trained(SAVED);
-    let model =
-        "run/checkpoints/step-00000012: *model.d_model = 32*gives its weights*another shape";
+    let model = "run/checkpoints/step-00000012: *model.d_model = 32*changes the shape or meaning";
     place.refuses("resume run --set model.d_model=32", 3, model);
     place.refuses("resume run --set modle.layers=2", 2, "modle");
     place.refuses("resume run --set steps", 2, "KEY=VALUE");
@@ -327,7 +326,7 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     place.write("text", original.replacen('q', "p", 1));
     let advice = "undo the change, *`sparse24 resume run --set steps=24 --allow data.path`";
     place.refuses("resume run", 3, &format!("{tokens}*{advice}"));
-    place.refuses("resume run --allow data", 3, "run: is finished*data need more steps than 12");
+    place.refuses("resume run --allow data", 3, "run: is finished*or data, set more steps than 12");
     let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";
     let printed = "--set steps=14 --set 'method.phases=[\"sparse\"]' --allow optimizer";
     let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data.path`");

@@ -98,7 +98,7 @@ fn unusable_texts_folders_and_shares_are_refused() {
         ("text --out nanogpt", 3, "nanogpt: *tokenizer.json"),
         ("text --out made", 3, "made: holds prepared data*--force"),
         ("text --out out --separator=", 2, "--separator*empty"),
-        ("text --out out --field body", 2, "--field: is body, *text without fields"),
+        ("text --out out --field body", 2, "--field: found body, but text has only plain text"),
         ("lines.jsonl --out out", 3, "lines.jsonl: line 1: *`text`*--field"),
         ("cut.jsonl --out out", 3, "cut.jsonl: line 1: *at column 10"),
         ("a.parquet --out out", 3, "a.parquet: row 1: damaged data"),
@@ -142,7 +142,7 @@ fn other_data_keep_the_tokenizer_of_the_run() {
     place.answer(&resume("run", "fewer"));
     is_kept("run");
     let line = resume("shards-run", "more-shards");
-    place.refuses(&line, 3, "tokens of 3*tokens of 4*another shape or meaning");
+    place.refuses(&line, 3, "tokens of 3*tokens of 4*changes the shape or meaning");
     let line = resume("shards-run", "other-shards");
     let pattern = "with a tokenizer*--allow data.tokenizer`";
     for more in ["", " --allow data"] {
@@ -173,5 +173,5 @@ fn other_data_keep_the_tokenizer_of_the_run() {
     place.answer("eval shards-run");
     // The run's tokenizer is not used as one of another kind.
     place.train("bytes", "--set data.tokenizer=byte");
-    place.refuses("resume bytes --set data.tokenizer=char --set steps=14", 3, "another shape");
+    place.refuses("resume bytes --set data.tokenizer=char --set steps=14", 3, "changes the shape");
 }

@@ -276,7 +276,7 @@ impl WordPiece {
             let is_bert = |class: &str| BERT.contains(&class.trim_end_matches("Fast"));
             if let Some(class) = class(path, &config)?.filter(|class| !is_bert(class)) {
                 return Err(refuse(format!(
-                    "is of a {class}, expected one of BertTokenizer: text would be tokenized \
+                    "belongs to a {class}, expected a BertTokenizer; text would be tokenized \
                      differently"
                 )));
             }
@@ -448,7 +448,7 @@ mod tests {
             ("A", "{}", "vocab.txt: contradicts"),
             ("A", r#"{"do_lower_case":true}"#, "true None"),
             ("a", r#"{"tokenizer_class":"ElectraTokenizerFast"}"#, "true None"),
-            ("a", r#"{"tokenizer_class":"BertJapaneseTokenizer"}"#, "is of a BertJapaneseTok"),
+            ("a", r#"{"tokenizer_class":"BertJapaneseTokenizer"}"#, "belongs to a BertJapaneseTok"),
         ] {
             if !config.is_empty() {
                 fs::write(&beside, config).unwrap();
@@ -463,7 +463,7 @@ mod tests {
         let model = folder.path().join("config.json");
         fs::write(&model, r#"{"tokenizer_class":"BertJapaneseTokenizer"}"#).unwrap();
         let error = read("vocab.txt", lines("a")).unwrap_err().to_string();
-        assert!(error.contains("is of a BertJapaneseTokenizer, expected"), "{error}");
+        assert!(error.contains("belongs to a BertJapaneseTokenizer, expected"), "{error}");
         fs::remove_file(&model).unwrap();
         let refuses = |name: &str, text: String, expected: &str| {
             let error = read(name, text).unwrap_err().to_string();

@@ -1,14 +1,14 @@
 //! Software 2:4: Z = X W^T without sparse tensor cores, from the kept half of W.
 //!
-//! Each kept value needs the value of X at a place that the mask decides. One variant reads it from
-//! workgroup memory; the other holds four values of k of each row in registers, and branches on the
-//! pattern, which is the same for consecutive invocations.
+//! Each kept value is multiplied by an element of X whose index comes from the mask. One kind of
+//! kernel reads that element from workgroup memory. The other holds four elements along k of each
+//! row in registers and branches on the pattern, which consecutive invocations share.
 
 use sparse24_core::op::Accumulate;
 
 use super::{FOURS, Kernel, Transposed, constants, open, products, time};
 
-/// A variant: an invocation computes `4 vectors` rows of X and `columns` rows of W.
+/// A variant. Each invocation multiplies `4 * vectors` rows of X by `columns` rows of W.
 #[derive(Debug)]
 struct Variant {
     branches: bool,
@@ -31,7 +31,7 @@ const VARIANTS: [Variant; 4] = {
     [reads, large, branches, tall]
 };
 
-/// The places of two kept values of four: the first + 4 times the second.
+/// The six patterns, each as the index of the first kept value plus 4 times that of the second.
 const PATTERNS: [u32; 6] = [4, 8, 12, 9, 13, 14];
 
 /// The kernel of a variant. It reads two kept values of each four of W as a vec2, and the patterns
