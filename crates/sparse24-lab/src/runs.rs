@@ -277,6 +277,7 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
     ];
     for (key, found, wanted) in rows {
         if !disk::is_same_place(found, wanted) {
+            let wanted = std::path::absolute(wanted).unwrap_or_else(|_| wanted.into());
             let problem = format!(
                 "is a run with {key} = {found:?}, expected {wanted:?}; pass the same path, or, \
                  if the files were moved, change {key} in the run's config.toml"
@@ -311,6 +312,8 @@ fn train(
     (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
+    // Again, since others may have changed it while the runs before it trained.
+    check_place(&path, member)?;
     let mut run = if disk::exists(&path.join("config.toml")) {
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
     } else {

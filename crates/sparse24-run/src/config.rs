@@ -300,12 +300,7 @@ impl Config {
                 })
                 .map_err(in_document)?,
         };
-        let mut config = below.under(Table::new(), settings)?;
-        if let Some(kind) =
-            data::tokenizer_of(Path::new(&config.data.path)).filter(|_| !names_tokenizer)
-        {
-            config.data.tokenizer = kind;
-        }
+        let config = below.under(Table::new(), settings)?.for_data(names_tokenizer);
         // Presets are valid, so without settings the document is at fault.
         config
             .check()
@@ -422,6 +417,23 @@ impl Config {
     /// Resolves a parsed document and settings, like [`Config::resolve`].
     pub fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
         on_preset(None, &[], document)?.with_settings(settings)
+    }
+
+    /// Like [`Config::of_document`], with the tokenizer of prepared data unless one is named.
+    ///
+    /// # Errors
+    /// Like [`Config::resolve`].
+    pub fn of_base(document: Table, settings: &[String]) -> Result<Self, Error> {
+        let names = sets(settings, "data.tokenizer") || has(&document, "data", "tokenizer");
+        Ok(Self::of_document(document, settings)?.for_data(names))
+    }
+
+    /// With the tokenizer of prepared data, unless the user names one.
+    fn for_data(mut self, names_tokenizer: bool) -> Self {
+        let path = Path::new(&self.data.path);
+        let own = if names_tokenizer { None } else { data::tokenizer_of(path) };
+        self.data.tokenizer = own.unwrap_or(self.data.tokenizer);
+        self
     }
 
     /// This configuration with other settings, each `key=value`.

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Set damaged checkpoints aside and continue from the newest undamaged one
     #[arg(long)]
     fall_back: bool,
-    /// Key or section of the configuration that may differ from the checkpoint's; `data` also
+    /// Key or section of the configuration that may differ from the checkpoint's; `data.path`
     /// allows other data
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// same seed, build and GPU model, the bits are the same
     #[arg(long, value_name = "RUN")]
     plans: Option<PathBuf>,
-    /// Factor of masked decay, or auto for the one that a search recommends
+    /// Factor of masked decay, or auto for the one that a search from random weights recommends
     #[arg(long, value_name = "auto|VALUE", allow_negative_numbers = true)]
     lambda: Option<String>,
     /// Finished search for --lambda auto [default: search first, in the run directory]
@@ -121,6 +121,11 @@ fn lead(args: &Args, member: Member) -> Result<(), Failure> {
         let settings = changed_settings(args, config, &there, out)?;
         let how = Resume { settings, keeps_data: true, ..Resume::default() };
         return resume(out, &how, &args.reporting, member);
+    }
+    if searches && args.init_from.is_some() {
+        let problem = "--lambda auto: a search starts from random weights, so its result does not \
+                       hold for --init-from; set --lambda to a number";
+        return Err(Failure::new(Exit::Usage, problem));
     }
     let world = member.world();
     if world > 1 && args.configure.sets("batch.replicas") && config.batch.replicas.get() == 1 {

@@ -97,7 +97,7 @@ impl Folder {
             return Err(Error::file(path, problem));
         }
         if !is_there {
-            // A start that was killed leaves these.
+            // A start that was killed or refused leaves these.
             let aside = disk::aside(&file);
             let ours = ["lock".as_ref(), aside.file_name().unwrap_or_default()];
             let names = disk::names(path)?;

@@ -99,7 +99,7 @@ impl Plan {
             Some(Value::Table(base)) => base,
             found => return expected("base", "a section of settings", found),
         };
-        let base = Config::of_document(base, &overrides.settings).map_err(|e| inside("base", e))?;
+        let base = Config::of_base(base, &overrides.settings).map_err(|e| inside("base", e))?;
         base.check_corpus()?;
         let found = match table.remove("arms") {
             Some(Value::Array(found)) => found,

@@ -75,7 +75,7 @@ impl<'a> Documents<'a> {
             files.push((path.into(), format));
         }
         let has_fields = files.iter().any(|&(_, format)| format != Format::Text);
-        if field != "text" && !has_fields {
+        if field != "text" && !has_fields && !files.is_empty() {
             let problem = format!(
                 "found {field}, but {} has only plain text, without fields; expected .jsonl or \
                  .parquet",

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::json;
 use sparse24_core::{Mask, MaskKind};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::{NamedTensor, PhaseKind},
-    disk,
+    disk, json,
     tensors::{self, Layout, TensorFile},
 };
 use sparse24_train::{
@@ -103,6 +104,10 @@ pub fn export(
     let config_json = to_json(plan.format, &description, torch_name, end);
     let mut files = tokenizer.map_or_else(Vec::new, |t| tokenizer::files(t, spec));
     let has_tokenizer = !files.is_empty();
+    if has_tokenizer && matches!(spec, ModelSpec::Transformer(_)) {
+        let config = json!({ "langs": description.languages });
+        files.push(("tokenizer_config.json", json::pretty(&config)));
+    }
     files.push((CONFIG, config_json));
     disk::fill_folder(folder, |aside| {
         plan.write(aside, dtype)?;

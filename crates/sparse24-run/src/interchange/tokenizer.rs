@@ -124,15 +124,18 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     let rules = check_rules(&file, tokenizer.kind());
     let rules = rules.map_err(|problem| Error::file(&path, problem));
     match rules.and_then(|()| config_beside(&path, &file, &specials)) {
-        Ok(config) if config["add_prefix_space"] == true => {
-            let problem = "tokenizer_config.json sets add_prefix_space to true: a space would come \
-                           before each text";
-            Ok(FolderTokenizer::Other(problem.to_owned()))
-        }
-        Ok(_) => Ok(FolderTokenizer::Known(tokenizer)),
+        Ok(config) => Ok(match ADDING.iter().find(|key| config[**key] == true) {
+            Some(key) => FolderTokenizer::Other(format!(
+                "tokenizer_config.json sets {key} to true, which adds to each text"
+            )),
+            None => FolderTokenizer::Known(tokenizer),
+        }),
         Err(error) => other(error),
     }
 }
+
+/// Settings of a `tokenizer_config.json` that add a space or a token to each text.
+const ADDING: [&str; 3] = ["add_prefix_space", "add_bos_token", "add_eos_token"];
 
 /// Turns a file's error into an unsupported tokenizer, with the file's name instead of its path.
 fn other(error: Error) -> Result<FolderTokenizer, Error> {
@@ -153,6 +156,10 @@ fn check_rules(file: &Value, kind: TokenizerKind) -> Result<(), String> {
         ("/model/end_of_word_suffix", json!([null, ""])),
     ];
     let value = |at: &str| file.pointer(at).unwrap_or(&Value::Null);
+    let added = value("/post_processor/special_tokens").as_object();
+    if kind == TokenizerKind::Gpt2 && added.is_some_and(|tokens| !tokens.is_empty()) {
+        return Err("/post_processor adds tokens to each text".to_owned());
+    }
     let differs = |(at, allowed): &&(&str, Value)| {
         !allowed.as_array().is_some_and(|allowed| allowed.contains(value(at)))
     };
@@ -437,11 +444,19 @@ mod tests {
                 write("tokenizer.json", file.to_string());
                 is_other(reason);
             }
+            let mut begins = file.clone();
+            begins["post_processor"]["special_tokens"] = json!({ END: { "ids": [50_256] } });
+            write("tokenizer.json", begins.to_string());
+            match kind {
+                TokenizerKind::Gpt2 => is_other("/post_processor adds tokens"),
+                _ => assert_eq!(found(), known),
+            }
             write("tokenizer.json", file.to_string());
             let config = "tokenizer_config.json";
             for (name, text, reason) in [
                 (config, "[0]", "tokenizer_config.json: invalid type: sequence, expected a map"),
-                (config, r#"{"add_prefix_space":true}"#, "a space would come"),
+                (config, r#"{"add_prefix_space":true}"#, "sets add_prefix_space to true"),
+                (config, r#"{"add_bos_token":true}"#, "sets add_bos_token to true"),
                 (config, r#"{"pad_token":{"content":"[PAD]"}}"#, "added token \"[PAD]\" is not"),
                 (config, r#"{"added_tokens_decoder":{"9":{"content":"+"}}}"#, "token \"+\" is"),
                 ("added_tokens.json", r#"{"<|a|>":50257}"#, "added_tokens.json: the added token"),

@@ -95,11 +95,12 @@ impl Model {
 
     /// Reads a checkpoint. If a training run has removed it meanwhile, locates and reads another.
     fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
+        let mut tries = 0..MOST_TRIES;
         loop {
             let located = locate()?;
             let from = located.2.clone();
             let read = Self::located(located);
-            if read.is_ok() || !is_gone(&from) {
+            if read.is_ok() || !is_gone(&from) || tries.next().is_none() {
                 return read;
             }
         }
@@ -329,6 +330,9 @@ pub(super) fn evaluated_at_once(config: &Config) -> usize {
     }
 }
 
+/// Attempts to read a checkpoint while a run removes checkpoints; a moved run has none at its path.
+const MOST_TRIES: usize = 100;
+
 /// Whether a checkpoint no longer exists, as when a training run removes it. A dangling link still
 /// exists.
 fn is_gone(checkpoint: &Path) -> bool {
@@ -362,9 +366,11 @@ fn locate(path: &Path) -> Result<Located, Error> {
         ));
     }
     let confined = confine(path)?;
+    let mut tries = 0..MOST_TRIES;
     let latest = loop {
         let latest = checkpoint::latest(&path.join(CHECKPOINTS))?;
-        if !latest.refused.iter().any(|(refused, _)| is_gone(refused)) {
+        let is_refused = latest.refused.iter().any(|(refused, _)| is_gone(refused));
+        if !is_refused || tries.next().is_none() {
             break latest;
         }
     };

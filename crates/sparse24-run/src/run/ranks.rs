@@ -17,13 +17,13 @@ use sparse24_train::{
 use super::{
     Provenance,
     components::{RunData, trainer_in},
-    identity::{of_data, of_tokenizer},
+    identity::{DATA, TOKENIZER, of_data, of_tokenizer},
     model::evaluated_at_once,
     observer::{Asked, Observer},
 };
 use crate::{
     Error,
-    config::Config,
+    config::{Config, NEUTRAL},
     data::{ReadAhead, Scan, Tokenizer},
     ranks::{Facts, agree, ranks_of},
 };
@@ -114,8 +114,8 @@ fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Opti
     let simd = || format!("{} ({})", backend.device().backend, sparse24_cpu::Simd::detect());
     let facts = [
         ("the device", device.unwrap_or_else(simd)),
-        ("data", of_data(data).fingerprint.to_string()),
-        ("data.tokenizer", of_tokenizer(data.tokenizer()).to_string()),
+        (DATA, of_data(data).fingerprint.to_string()),
+        (TOKENIZER, of_tokenizer(data.tokenizer()).to_string()),
     ];
     agree(trainer.group(), &facts.map(|(key, value)| (key.to_owned(), value)).into())?;
     if has_state {
@@ -124,12 +124,13 @@ fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Opti
     Ok(trainer.connect()?)
 }
 
-/// Values that ranks must have in common before they read data: the program, and the settings that
-/// their command lines ask for, by key.
+/// Values that ranks must have in common before they read data: the program, and those settings of
+/// their command lines, by key, that affect bits.
 #[must_use]
 pub fn facts(settings: BTreeMap<String, String>) -> Facts {
     let program = ("the program".to_owned(), Provenance::build());
-    [program].into_iter().chain(settings).collect()
+    let decisive = settings.into_iter().filter(|(key, _)| !NEUTRAL.contains(&&**key));
+    [program].into_iter().chain(decisive).collect()
 }
 
 /// Compares weights, moments and masks of all ranks, by their hashes.

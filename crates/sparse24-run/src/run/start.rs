@@ -9,7 +9,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
-    identity::{self, DATA, TOKENIZER, covers, identity},
+    identity::{self, DATA, TOKENIZER, covers, identity, of_tokenizer},
     instruments::FlipCounts,
     loss_spikes::Spikes,
     metrics::Best,
@@ -144,7 +144,7 @@ impl Run {
         if !data.is_of(&config) {
             let problem = "the data was opened for another configuration, so a resume would \
                 not find it; open it with open_data";
-            return Err(Error::setting("data", problem));
+            return Err(Error::setting(DATA, problem));
         }
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
         let table = initial.and_then(|weights| weights.iter().find(table));
@@ -270,14 +270,20 @@ impl Run {
         // The process may have died before a checkpoint had what an earlier resume changed.
         let newest = latest.checkpoint.as_deref().and_then(checkpoint::step_of);
         let unsaved = starts.into_iter().filter(|start| start.after >= newest);
-        let mut earlier: BTreeMap<_, _> = unsaved.flat_map(|start| start.changed).collect();
+        // Older versions recorded the path of the data, without quotes, as `data`.
+        let renamed = |(key, value): (String, String)| match key == "data" {
+            true => (DATA.to_owned(), toml::Value::String(value).to_string()),
+            false => (key, value),
+        };
+        let unsaved = unsaved.flat_map(|start| start.changed).map(renamed);
+        let mut earlier: BTreeMap<_, _> = unsaved.collect();
         earlier.retain(|key, value| now.get(key) == Some(value));
         // It is replaced only where that was allowed.
         let former = Tokenizer::load(&directory.tokenizer()).ok();
         let is_saved = former.as_ref() == data.tokenizer();
         let is_replaced = is_saved && earlier.contains_key(DATA);
         let mut allow = asked;
-        allow.retain(|key| !(how.keeps_data && key == DATA));
+        allow.retain(|key| !(how.keeps_data && covers(key, DATA)));
         allow.extend(earlier.into_keys());
         allow.extend(is_replaced.then(|| TOKENIZER.to_owned()));
         allow.extend_from_slice(&how.allow);
@@ -327,11 +333,22 @@ impl Run {
                 let command = |more: &str| {
                     let mut how = how.clone();
                     if config.steps == step {
-                        how.settings.retain(|setting| !covers("steps", key_of(setting)));
-                        how.settings.push(format!("steps={}", step.saturating_mul(2)));
+                        how.settings.retain(|setting| key_of(setting) != "steps");
+                        how.settings.push("steps=N".to_owned());
                     }
                     how.command(directory.path(), more)
                 };
+                let tokenizer = &checkpoint.state.tokenizer;
+                let known = [None, data.tokenizer()].map(of_tokenizer);
+                if former.is_none()
+                    && !known.contains(tokenizer)
+                    && !allow.iter().any(|key| key == TOKENIZER)
+                {
+                    let problem = "is missing or damaged, and the data do not give it again; \
+                        restore it, or copy it from the run that this one started from, or from \
+                        an import of that model (`sparse24 import`)";
+                    return Err(Error::file(directory.tokenizer(), problem));
+                }
                 accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
@@ -419,9 +436,8 @@ impl Run {
         }
         let of_last = cut.last.iter().filter(|last| last.step == step);
         notices.extend(of_last.filter_map(|last| raised_rate(last, &accepted, trainer.recipe())));
-        if changed.get("run.keep_best").is_some_and(|value| value == "false") {
-            let problem = "the next save may remove the checkpoint of the lowest validation loss";
-            notices.push(problem.to_owned());
+        if changed.get("run.keep_best").map(String::as_str) == Some("false") {
+            notices.push("the next save may remove the best checkpoint".to_owned());
         }
         notices.push(match config.steps {
             last if last == step => format!(
@@ -444,6 +460,7 @@ impl Run {
             );
             return Err(Error::file(path, problem));
         }
+        // `--allow` evaluates a finished run again.
         finished = finished.filter(|_| changed.is_empty() && how.allow.is_empty());
         if finished.is_none() {
             let start = Provenance::of_start(&trainer.backend().device(), initial);

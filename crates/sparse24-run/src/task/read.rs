@@ -27,7 +27,7 @@ pub(super) const MOST: u64 = 1 << 30;
 /// Bytes of the longest text in it.
 pub(super) const LONGEST: usize = 1 << 20;
 
-/// The training file of a task and its validation files, each or the error if they are missing or
+/// The training file of a task and its validation files, or the error for each that is missing or
 /// ambiguous. For a task of spans, `folder` may be the validation file.
 pub(super) fn splits(
     task: &Task,

@@ -37,7 +37,8 @@ impl Score {
     }
 
     /// The score of predicted numbers or class ids, in order of the labels; none if it is
-    /// undefined: without predictions, or for a correlation if a list is constant or contains NaN.
+    /// undefined: accuracy and correlations without predictions, and correlations if a list is
+    /// constant or contains NaN.
     ///
     /// # Panics
     /// Unless there are as many predictions as labels.

@@ -101,11 +101,11 @@ impl BeamSearch {
     /// Translates sentences, each with its end. `progress` is called with sentences done.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; errors of the model.
+    /// [`Error::Interrupted`]; errors of the model, such as for a sentence that is empty or too
+    /// long.
     ///
     /// # Panics
-    /// If a sentence is empty or longer than the model allows, or if [`Self::vocabulary`] exceeds
-    /// the model's.
+    /// If [`Self::vocabulary`] exceeds the model's.
     pub fn translate(
         &self,
         decoder: &mut dyn Decoder,

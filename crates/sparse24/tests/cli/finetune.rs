@@ -327,7 +327,7 @@ fn several_tasks_and_seeds_make_a_table() {
     place.refuses(
         glue,
         3,
-        "sparse24 resume all/cola/seed-3 --fall-back --set steps=24 --allow data.path`",
+        "sparse24 resume all/cola/seed-3 --fall-back --set steps=N --allow data.path`",
     );
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";

@@ -278,7 +278,7 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     let (changed, end) = (place.read("run/config.toml"), place.saved("run", 14));
     fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
     place.refuses("resume run", 3, "run/checkpoints/step-00000014: *`--set steps=14`");
-    let pattern = "with `--set seed=5`*`sparse24 resume run --set steps=28 --allow seed`";
+    let pattern = "with `--set seed=5`*`sparse24 resume run --set steps=N --allow seed`";
     place.refuses("resume run --set steps=14", 3, pattern);
     place.answer("resume run --set steps=14 --set seed=5");
     assert!(place.read("run/config.toml") == changed && place.saved("run", 14) == end);
@@ -324,7 +324,7 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let saved = "run/checkpoints/step-00000012: *";
     let tokens = format!("{saved}3600 + 400 tokens*27*fingerprint");
     place.write("text", original.replacen('q', "p", 1));
-    let advice = "undo the change, *`sparse24 resume run --set steps=24 --allow data.path`";
+    let advice = "undo the change, *`sparse24 resume run --set steps=N --allow data.path`";
     place.refuses("resume run", 3, &format!("{tokens}*{advice}"));
     place.refuses("resume run --allow data", 3, "run: is finished*or data, set more steps than 12");
     let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";
@@ -332,6 +332,10 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let pattern = format!("{tokens}*`sparse24 resume run {printed} --allow data.path`");
     place.refuses(&format!("resume run {typed}"), 3, &pattern);
     place.write("text", original.replace('q', "é"));
+    place.rename("run/tokenizer.json", "kept");
+    let problem = "run/tokenizer.json: is missing or damaged, and the data do not give it again";
+    place.refuses("resume run", 3, problem);
+    place.rename("kept", "run/tokenizer.json");
     for line in ["resume run", "resume run --allow data"] {
         place.refuses(line, 3, "text: the character 'é'*27 characters");
     }
@@ -358,6 +362,17 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
         assert!(text.lines().any(is_noted) && text.contains("resumed after step 12"), "{text}");
     }
     assert_eq!(place.metrics("run").len(), 15);
+    place.answer("resume run");
+    // Without a checkpoint that has the change, which an older version recorded under another key.
+    place.write("other", text(3));
+    place.answer("resume run --set steps=16 --set data.path=other");
+    place.rewind("run", [16]);
+    let mut starts = place.value("run/provenance.json");
+    let changed = starts.as_array_mut().unwrap().last_mut().unwrap()["changed"].as_object_mut();
+    let changed = changed.unwrap();
+    let path = changed.remove("data.path").unwrap();
+    changed.insert("data".to_owned(), path.as_str().unwrap().trim_matches('"').into());
+    place.write("run/provenance.json", starts.to_string());
     place.answer("resume run");
 }
 
@@ -433,7 +448,7 @@ fn the_best_checkpoint_is_kept_if_asked_for() {
         }
     }
     let notes = place.notes("resume run --set steps=14 --set run.keep_best=false");
-    assert!(notes.contains("may remove the checkpoint of the lowest validation loss"), "{notes}");
+    assert!(notes.contains("may remove the best checkpoint"), "{notes}");
     place.train("newest", settings);
     for run in ["run", "newest"] {
         let pattern = format!("{run}: *no checkpoint of step*only while run.keep_best");

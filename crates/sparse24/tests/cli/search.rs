@@ -119,6 +119,7 @@ fn a_run_takes_its_lambda_from_a_search_with_its_settings_and_data() {
         ("--lambda x", 2, "--lambda: expected auto or a number, found \"x\""),
         ("--lambda -1", 2, "method.lambda: expected a finite number of at least 0, found -1"),
         ("--lambda 1 --lambda-search s", 2, "--lambda-search: requires --lambda auto"),
+        ("--lambda auto --init-from run", 2, "--lambda auto: *does not hold for --init-from"),
         ("--lambda auto --method dense", 2, "--lambda: *dense has no masked decay"),
         ("--lambda 1e-4 --method ste", 2, "--lambda: *ste has no masked decay"),
         (&format!("{auto} --set optimizer.beta1=0.8"), 3, &format!("{other}optimizer.beta1 = *")),

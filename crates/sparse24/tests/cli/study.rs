@@ -76,6 +76,11 @@ fn a_study_trains_its_runs_once() {
     assert!(notes.starts_with("3 arms x 3 seeds: 9 runs, 3 of them done: carried\n"), "{notes}");
     assert_eq!(notes.matches(": starts\n").count(), 6, "{notes}");
     assert_eq!(place.read("carried/study.json"), results);
+
+    place.answer("prepare --data text --tokenizer char --out shards");
+    let tiny = TINY.replace("data.path=text --set data.tokenizer=char", "data.path=shards");
+    place.answer(&format!("study study.toml {tiny} --set steps=1 --out prepared"));
+    assert!(place.read("prepared/study.toml").contains("tokenizer = \"char\""));
 }
 
 #[test]

@@ -178,6 +178,7 @@ fn a_transformer_goes_out_and_comes_back() {
     let small = SMALL.replace("=bpe", "=dictionary").replace("--set data.vocabulary=300", "");
     place.train("run", &format!("{small} --method fst {SAVED}"));
     place.answer("export run out");
+    assert_eq!(place.value("out/tokenizer_config.json")["langs"], serde_json::json!(["en", "de"]));
     place.answer("import out imported");
     let [ours, theirs] = ["eval run", "eval imported --data pairs"]
         .map(|line| place.json(&format!("{line} --json"))["loss"].as_f64().unwrap());

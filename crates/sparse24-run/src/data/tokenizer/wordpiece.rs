@@ -312,9 +312,17 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
 }
 
-/// Hugging Face's classes of tokenizers that read a `vocab.txt` by the same rules.
-const BERT: [&str; 4] =
-    ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer"];
+/// Hugging Face's classes of tokenizers with the rules of BERT's; our exports name the last.
+const BERT: [&str; 8] = [
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+    "PreTrainedTokenizer",
+];
 
 /// The keys of the rules in a `tokenizer_config.json`.
 const RULES: [&str; 3] = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"];

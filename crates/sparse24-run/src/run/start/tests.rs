@@ -150,8 +150,8 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
     let folder = tempfile::tempdir().unwrap();
     for (config, key) in [
         (changed(&|config| config.steps = 0), "steps"),
-        (changed(&|config| config.data.validation_share = 0.3), "data"),
-        (changed(&|config| config.data.path = "elsewhere".to_owned()), "data"),
+        (changed(&|config| config.data.validation_share = 0.3), "data.path"),
+        (changed(&|config| config.data.path = "elsewhere".to_owned()), "data.path"),
         // Whole numbers that TOML cannot hold.
         (changed(&|config| config.seed = u64::MAX), "seed"),
         (changed(&|config| config.run.eval_tokens = usize::MAX), "run.eval_tokens"),
@@ -159,7 +159,7 @@ fn a_run_that_could_not_be_resumed_is_not_started() {
         (changed(&|config| config.task.stride = usize::MAX), "task.stride"),
     ] {
         let layered = config.with_settings(&["run.keep_last=1".to_owned()]);
-        assert!(key == "data" || problem(layered).starts_with(key), "{key}");
+        assert!(key == "data.path" || problem(layered).starts_with(key), "{key}");
         let path = folder.path().join("run");
         let Err(error) = Run::start(config, dataset(), Given::default(), &path) else {
             panic!("{key}: it started");
