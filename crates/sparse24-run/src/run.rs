@@ -45,6 +45,7 @@ mod sampler;
 mod saving;
 mod snapshot;
 mod start;
+mod tokenizer;
 mod training;
 mod weak_decay;
 

@@ -9,7 +9,7 @@ use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
-    identity::{self, DATA, TOKENIZER, covers, identity, of_tokenizer},
+    identity::{self, DATA, TOKENIZER, covers, identity},
     instruments::FlipCounts,
     loss_spikes::Spikes,
     metrics::Best,
@@ -19,6 +19,7 @@ use super::{
     rescheduling::{kept_ends, moved_switch, raised_rate},
     saving::{check_space, former_ends},
     snapshot::{check_weights, phase_ends, position, restore, snapshot},
+    tokenizer::{check_rebuilt, save_tokenizer},
 };
 use crate::{
     Error,
@@ -338,16 +339,8 @@ impl Run {
                     }
                     how.command(directory.path(), more)
                 };
-                let tokenizer = &checkpoint.state.tokenizer;
-                let known = [None, data.tokenizer()].map(of_tokenizer);
-                if former.is_none()
-                    && !known.contains(tokenizer)
-                    && !allow.iter().any(|key| key == TOKENIZER)
-                {
-                    let problem = "is missing or damaged, and the data do not give it again; \
-                        restore it, or copy it from the run that this one started from, or from \
-                        an import of that model (`sparse24 import`)";
-                    return Err(Error::file(directory.tokenizer(), problem));
+                if former.is_none() && !allow.iter().any(|key| key == TOKENIZER) {
+                    check_rebuilt(&data, &directory, &checkpoint.state)?;
                 }
                 accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
                 let of_phases = ["method.name", "method.phases"];
@@ -573,28 +566,6 @@ fn make_absolute(config: &mut Config) -> Result<(), Error> {
         *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
     }
     Ok(())
-}
-
-/// Saves the data's tokenizer and renames the file of the former one. Returns a notice, which says
-/// if the checkpoint with this state uses the former one.
-fn save_tokenizer(
-    data: &RunData,
-    directory: &RunDirectory,
-    former: Option<Tokenizer>,
-    state: Option<State>,
-) -> Result<String, Error> {
-    let path = directory.tokenizer();
-    let notice = match former {
-        Some(former) => {
-            let (_, kept) = disk::keep(&path)?;
-            let is_of = |state: State| state.tokenizer == former.fingerprint().into();
-            let why = if state.is_some_and(is_of) { " for earlier checkpoints" } else { "" };
-            format!("the previous tokenizer.json is kept as {kept}{why}")
-        }
-        None => "tokenizer.json was missing or damaged, and was written again from the data".into(),
-    };
-    data.tokenizer().map_or(Ok(()), |tokenizer| tokenizer.save(&path))?;
-    Ok(notice)
 }
 
 #[cfg(test)]

@@ -426,36 +426,6 @@ fn old_checkpoints_are_removed_unless_asked_for_or_the_last_sparse_one() {
     assert!(!place.checkpoints("given").contains(&"step-00000000".to_owned()));
 }
 
-/// The validation loss rises, since the validation split is another text.
-#[test]
-fn the_best_checkpoint_is_kept_if_asked_for() {
-    let place = Place::new();
-    place.write("text", ["ab".repeat(1800), "aabb".repeat(100)].concat());
-    let settings = "--checkpoint-every 0 --set run.keep_last=1 --set run.eval_every=1 \
-        --method dense";
-    place.train("run", &format!("{settings} --set run.keep_best=true"));
-    for steps in [12, 13] {
-        let metrics = place.metrics("run");
-        let losses = metrics.iter().map(|metrics| metrics["val_loss"].as_f64().unwrap());
-        let (best, loss) = (1..).zip(losses).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-        assert!((1..12).contains(&best), "{best}");
-        let names = [best, steps].map(|step| format!("step-{step:08}"));
-        assert_eq!(place.checkpoints("run"), names);
-        let found = place.json("eval run --best --json");
-        assert_eq!([&found["step"], &found["loss"]], [&json!(best), &json!(loss)]);
-        if steps == 12 {
-            place.answer("resume run --set steps=13");
-        }
-    }
-    let notes = place.notes("resume run --set steps=14 --set run.keep_best=false");
-    assert!(notes.contains("may remove the best checkpoint"), "{notes}");
-    place.train("newest", settings);
-    for run in ["run", "newest"] {
-        let pattern = format!("{run}: *no checkpoint of step*only while run.keep_best");
-        place.refuses(&format!("sample {run} --best"), 3, &pattern);
-    }
-}
-
 /// Somebody removes or replaces what a run writes.
 #[cfg(unix)]
 #[test]
