@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use sparse24_lab::report;
+use sparse24_run::disk;
 
 use crate::{
     failure::Failure,
@@ -26,7 +27,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let out = args.out.clone().unwrap_or_else(|| args.runs[0].join(report::FILE));
+    let first = &args.runs[0];
+    let _confined = match args.out {
+        None if first.is_dir() => Some(disk::confine(first)?),
+        _ => None,
+    };
+    let out = args.out.clone().unwrap_or_else(|| first.join(report::FILE));
     match &args.figure {
         Some(figure) => report::write_figure(&args.runs, figure, &out)?,
         None => report::write(&args.runs, &out)?.into_iter().for_each(note),
