@@ -290,7 +290,8 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
 
 /// Checks that a member can start or resume in its run directory.
 fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
-    if disk::exists(&path.join("config.toml")) {
+    // Also names the remedy for a run that has lost the first.
+    if ["config.toml", "provenance.json"].iter().any(|file| disk::exists(&path.join(file))) {
         return check_paths(path, &run_config(path)?, &member.config);
     }
     RunDirectory::check_free(path).map_err(|error| match error {
