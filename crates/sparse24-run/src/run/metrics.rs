@@ -5,7 +5,7 @@
 //! [`MetricsLog::syncer`] before each checkpoint, a resume finds every step up to the checkpoint.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs::File,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     iter, mem,
@@ -344,26 +344,40 @@ impl MetricsLog {
     }
 }
 
-/// The lowest validation loss of a run so far, with the first step that has it.
+/// The lowest validation loss of a run so far, with the first step that has it. Losses that measured
+/// something else are not compared.
 #[derive(Debug, Default)]
 pub(super) struct Best {
     pub(super) lowest: Option<(f64, u32)>,
-    /// Evaluations up to this step measured something else.
-    after: Option<u32>,
+    /// The steps of those before the last change of what evaluations measure, one for each change.
+    pub(super) former: Vec<u32>,
+    /// The steps after which evaluations measure something else, ascending.
+    pub(super) changes: VecDeque<u32>,
 }
 
 impl Best {
-    /// Starts empty. Counts only evaluations that measured the same as the run's do now.
+    /// Starts empty.
     pub(super) fn of(run: &Path) -> Result<Self, Error> {
-        let starts = Provenance::readable(&run.join(PROVENANCE))?;
-        let after = starts.iter().filter_map(|start| start.measured_anew_after).next_back();
-        Ok(Self { lowest: None, after })
+        let mut best = Self::default();
+        for start in Provenance::readable(&run.join(PROVENANCE))? {
+            best.resumed(start.after, start.measured_anew_after);
+        }
+        Ok(best)
+    }
+
+    /// Adds a start after a step; the steps after it are trained again.
+    pub(super) fn resumed(&mut self, after: Option<u32>, measured_anew_after: Option<u32>) {
+        self.changes.retain(|&step| Some(step) < after);
+        self.changes.extend(measured_anew_after);
     }
 
     /// Adds the next step; returns whether it is the best so far.
     pub(super) fn next(&mut self, metrics: &StepMetrics) -> bool {
-        let counts = Some(metrics.step) > self.after;
-        let Some(loss) = metrics.val_loss.filter(|_| counts) else { return false };
+        while self.changes.front().is_some_and(|&step| step < metrics.step) {
+            self.changes.pop_front();
+            self.former.extend(self.lowest.take().map(|(_, step)| step));
+        }
+        let Some(loss) = metrics.val_loss else { return false };
         let is_best = self.lowest.is_none_or(|(lowest, _)| loss < lowest);
         if is_best {
             self.lowest = Some((loss, metrics.step));

@@ -65,7 +65,10 @@ impl Run {
     fn retention(&self) -> Retention {
         let last = NonZeroUsize::new(self.config.run.keep_last).unwrap_or(NonZeroUsize::MIN);
         let mut always = [self.trainer.last_sparse_steps(), self.former_ends.clone()].concat();
-        always.extend(self.best.lowest.filter(|_| self.config.run.keep_best).map(|(_, step)| step));
+        if self.config.run.keep_best {
+            always.extend(self.best.lowest.map(|(_, step)| step));
+            always.extend(&self.best.former);
+        }
         Retention { last, every: self.config.run.keep_every, always }
     }
 
@@ -124,17 +127,16 @@ pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on
-/// the disk. Checkpoints of the steps `former` are kept too.
+/// the disk. Checkpoints of `former` steps are kept too.
 pub(super) fn check_space(
     config: &Config,
     recipe: &Recipe,
-    former: &[u32],
+    former: usize,
     run: &Path,
 ) -> Result<(), Error> {
     let there = checkpoint::count(&run.join(CHECKPOINTS))? as u64;
     let Needs { checkpoint, kept, .. } = Needs::of(config, recipe, config.steps)?;
-    let most =
-        kept.saturating_add(former.len() as u64).saturating_add(1).saturating_sub(there).max(1);
+    let most = kept.saturating_add(former as u64).saturating_add(1).saturating_sub(there).max(1);
     disk::check_room(run, checkpoint.saturating_mul(most), || {
         format!("{most} more checkpoints (run.keep_last, run.keep_every, ends of sparse phases)")
     })

@@ -180,7 +180,7 @@ impl Run {
         let reference = FlipReference::open(&config)?;
         let exchange = set_up(&config, &data, &mut trainer, vocabulary, initial.is_some())?;
         let (directory, (metrics, log)) = RunDirectory::filled(path, |directory| {
-            check_space(&config, trainer.recipe(), &[], directory.path())?;
+            check_space(&config, trainer.recipe(), 0, directory.path())?;
             if let Some(tokenizer) = data.tokenizer() {
                 tokenizer.save(&directory.tokenizer())?;
             }
@@ -419,7 +419,11 @@ impl Run {
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
         notices.extend(set_up(&config, &data, &mut trainer, vocabulary, saved.is_some())?);
         let former_ends = former_ends(&directory, &trainer)?;
-        check_space(&config, trainer.recipe(), &former_ends, directory.path())?;
+        let mut best = Best::of(directory.path())?;
+        best.resumed(Some(trainer.step()), measured_anew_after);
+        let former_best = if config.run.keep_best { best.changes.len() } else { 0 };
+        let kept_too = former_ends.len() + former_best;
+        check_space(&config, trainer.recipe(), kept_too, directory.path())?;
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
@@ -466,7 +470,7 @@ impl Run {
         if run.keep_best && measured_anew_after.is_some() {
             notices.push(format!(
                 "evaluations measure something else from here on, so only steps after {step} can \
-                    have the best checkpoint"
+                    have the best checkpoint; the one until now is kept"
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
@@ -476,7 +480,6 @@ impl Run {
             None
         });
         let mut spikes = Spikes::new(run.spike_z, run.spike_window);
-        let mut best = Best::of(directory.path())?;
         let before = watches.then(|| MetricsLog::steps(&directory.metrics())).transpose()?;
         for metrics in before.into_iter().flatten() {
             let metrics = metrics?;

@@ -305,14 +305,24 @@ fn the_best_checkpoint_starts_anew_when_evaluations_change() {
         let run = format!("run{at}");
         let settings = "--set run.eval_every=1 --set run.keep_best=true --method dense";
         place.train(&run, settings);
+        let best = place.json(&format!("eval {run} --best --json --tokens 24"));
+        let former = format!("step-{:08}", best["step"].as_u64().unwrap());
         let notes = place.notes(&format!("resume {run} --set {change} --set steps=14"));
         assert!(notes.contains("only steps after 12 can have the best checkpoint"), "{notes}");
+        assert!(place.checkpoints(&run).contains(&former), "{change}: the former best is gone");
         let found = place.json(&format!("eval {run} --best --json --tokens 24"));
         assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
         place.answer(&format!("resume {run} --set steps=15"));
         let found = place.json(&format!("eval {run} --best --json --tokens 24"));
         assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
     }
+    // One that is undone before a checkpoint has it changes nothing.
+    for name in place.checkpoints("run2").iter().filter(|name| name.as_str() > "step-00000012") {
+        std::fs::remove_dir_all(place.path("run2/checkpoints").join(name)).unwrap();
+    }
+    place.answer("resume run2 --set run.eval_tokens=0 --set steps=14");
+    let found = place.json("eval run2 --best --json --tokens 24");
+    assert!(found["step"].as_u64().unwrap() <= 12, "{found}");
     // A change that was asked for once allows no other, even at the same path.
     place.write("other", ["ab".repeat(1800), "abab".repeat(100)].concat());
     place.refuses("resume run0 --set steps=16", 3, "run0/*data of *`*--allow data.path`*");
