@@ -12,7 +12,7 @@ const SUBJECT: &str = "crates/sparse24-train/src/";
 const SUBJECT_LINES: usize = 8_000;
 
 /// Most bytes of all Rust and CUDA files together, whitespace left out.
-const TOTAL: usize = 3_448_000;
+const TOTAL: usize = 3_450_000;
 
 /// Every limit that is exceeded.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -344,8 +344,8 @@ impl MetricsLog {
     }
 }
 
-/// The lowest validation loss of a run so far, with the first step that has it. Losses that measured
-/// something else are not compared.
+/// The lowest validation loss of a run so far, with the first step that has it. Losses that
+/// measured something else are not compared.
 #[derive(Debug, Default)]
 pub(super) struct Best {
     pub(super) lowest: Option<(f64, u32)>,
