@@ -247,8 +247,8 @@ impl Search {
     /// Starts or continues a search, without training yet.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that is in use, holds something else, or a search with other
-    /// settings; errors from opening the dataset.
+    /// [`Error::File`] for a folder that holds something else, or a search with other settings;
+    /// [`Error::Io`], also for one in use; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_data(&open_data(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");

@@ -29,8 +29,8 @@ impl Study {
     /// Starts or continues a study, without training yet.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder that is in use, holds something else, or a study with other
-    /// settings; errors from opening the dataset.
+    /// [`Error::File`] for a folder that holds something else, or a study with other settings;
+    /// [`Error::Io`], also for one in use; errors from opening the dataset.
     pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
         plan.data = Some(of_data(&open_data(&plan.base)?));
         let read = |file: &Path| Ok(Plan::read_resolved(file)?.identity());

@@ -70,7 +70,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let (arm, at) = (member % results.arms.len(), member / results.arms.len());
         let result = match results.arms[arm].val_loss.by_seed[at] {
             Some(loss) => format!("validation loss {loss:.4}"),
-            None => "ended at a loss that is not finite".to_owned(),
+            None => {
+                let mut failures = results.arms[arm].failures.iter();
+                let failed = failures.find(|failed| failed.seed == results.seeds[at]);
+                failed.map_or("ended early".to_owned(), |failed| {
+                    format!("ended at step {}: {}", failed.failure.step, failed.failure.what)
+                })
+            }
         };
         note(format_args!(
             "{}/{} {}: {result}",
@@ -159,7 +165,7 @@ fn row(arm: &Arm, runs: &[&RunResult]) -> String {
     let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
     let failed = match arm.failures.len() {
         0 => String::new(),
-        runs => format!("  {} not finite", counted(runs, "run")),
+        runs => format!("  {} ended early", counted(runs, "run")),
     };
     format!(
         "{:>15}  {:>6}  {difference:<27}  {:>9}  {:>5}  {:>6}  {:>4} s{failed}",

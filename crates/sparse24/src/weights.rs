@@ -295,10 +295,17 @@ impl Initial {
         }
         let is_trained = |tokenizer: &Tokenizer| tokenizer.kind() == TokenizerKind::Bpe;
         if self.tokenizer.is_none() && dataset.tokenizer().is_some_and(is_trained) {
-            let problem = "has no vocab-src.json and vocab-tgt.json, and a vocabulary that is \
-                           trained on the data is not that of the weights; set data.tokenizer = \
-                           \"dictionary\", with dictionaries beside the data";
-            return Err(self.refuse(problem));
+            let (lacks, advice) = match self.spec {
+                ModelSpec::Transformer(_) => (
+                    "vocab-src.json and vocab-tgt.json",
+                    "set data.tokenizer = \"dictionary\", with dictionaries beside the data",
+                ),
+                _ => ("tokenizer", "start from the run that has it"),
+            };
+            return Err(self.refuse(&format!(
+                "has no {lacks}, and a vocabulary that is trained on the data is not that of the \
+                 weights; {advice}"
+            )));
         }
         let has_mask = self.tokenizer.as_ref().is_some_and(|own| !own.special_tokens().is_empty());
         if has_mask && dataset.tokenizer().is_none() {

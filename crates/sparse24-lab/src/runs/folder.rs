@@ -72,8 +72,8 @@ impl Folder {
     /// `name`, and locks it; [`Self::describe`] writes `text` to that file.
     ///
     /// # Errors
-    /// [`Error::File`] if it is in use, holds something else, or was started with other settings;
-    /// [`Error::Io`].
+    /// [`Error::File`] if it holds something else, or was started with other settings;
+    /// [`Error::Io`], also if it is in use.
     pub(crate) fn open(
         path: &Path,
         name: &str,

@@ -14,7 +14,7 @@ use sparse24_core::{
 
 use super::{DENSE, Plan, arm, settings};
 use crate::{
-    runs::{Build, Failed, Member, RunResult, Sample, Settings, builds, difference},
+    runs::{Build, Failed, Failure, Member, RunResult, Sample, Settings, builds, difference},
     statistics::{LEVEL, mean, quantile},
 };
 use sparse24_run::{
@@ -251,6 +251,11 @@ impl SearchResults {
             }
         };
         let candidates: Vec<_> = plan.candidates.iter().map(candidate).collect();
+        let failed = |(seed, run): &(u64, Option<&RunResult>)| {
+            Some((*seed, (*run)?.failure.clone()?))
+                .filter(|_| candidates.iter().all(|one| one.mu.is_none()))
+        };
+        let failed = references.iter().find_map(failed);
         let dense: Vec<_> =
             references.iter().map(|(_, run)| layers.flips((*run)?, in_window)).collect();
         let rate = |flips: &Option<Flips>| flips.as_ref().map(|flips| layers.rate(flips));
@@ -264,7 +269,12 @@ impl SearchResults {
             done,
             of: members.len(),
             recommended,
-            advice: (is_done && recommended.is_none()).then(|| advice(&candidates)),
+            advice: (is_done && recommended.is_none()).then(|| match failed {
+                Some((seed, Failure { step, what })) => format!(
+                    "the dense run of seed {seed} ended at step {step} ({what}); mend its settings"
+                ),
+                None => advice(&candidates),
+            }),
             method: plan.base.method.name.clone(),
             steps: plan.base.steps,
             until: plan.until,

@@ -32,6 +32,10 @@ const LONGEST: u32 = 1 << 15;
 /// Most segments of metadata in a JPEG: the decoder sorts its list of them again for each one.
 const SEGMENTS: usize = 4096;
 
+/// Most pixels that the scans of a JPEG may touch in all, beyond [`SPREAD`]: each takes about a
+/// nanosecond, even where a scan has nothing for it.
+const SCANNED: u64 = 1 << 29;
+
 /// Whether a file is an image by its name.
 pub(super) fn is_image(path: &Path) -> bool {
     let kind = path.extension().and_then(|kind| kind.to_str()).unwrap_or_default();
@@ -88,7 +92,7 @@ fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
 /// # Errors
 /// [`Error::File`] for what is neither a JPEG nor a PNG image, is damaged, or is larger than 2^15
 /// pixels on a side or 256 MiB in memory, or than a file of its size can be; and for a JPEG
-/// whose decoding may take more than 576 MiB.
+/// whose decoding may take more than 576 MiB, or whose scans take long for the size of its file.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
     let refuse = |problem| Err(image::ImageError::IoError(io::Error::other(problem)));
     // A decoder that fails on a damaged file must not end the process.
@@ -120,6 +124,10 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
             );
         }
         let is_grey = !decoder.color_type().has_color();
+        let scans = bytes.windows(2).filter(|pair| *pair == [0xff, 0xda]).count() as u64;
+        if is_jpeg && scans.saturating_mul(pixels) > SCANNED + SPREAD * bytes.len() as u64 {
+            return refuse("it has more scans than an image of its size and file needs");
+        }
         if is_jpeg && held(bytes, pixels, is_grey) > MOST_HELD {
             return refuse("that may take more than 576 MiB of memory");
         }

@@ -167,6 +167,8 @@ fn damaged_folders_are_refused() {
         progressive(&comment, [8000, 8000]),
         progressive(&[0xff, 0xe1, 0, 2].repeat(4097), [8, 8]),
     );
+    let scans = [&[0xff, 0xfe, 0x40, 0x02][..], &[0xff, 0xda].repeat(0x2000)].concat();
+    let scans = progressive(&scans, [3000, 3000]);
     for (file, contents, expected) in [
         ("train/ants/0.png", &b""[..], "0.png: is neither a JPEG nor a PNG image"),
         ("train/ants/0.png", b"GIF89a no image at all", "0.png: is neither a JPEG nor a PNG"),
@@ -175,6 +177,7 @@ fn damaged_folders_are_refused() {
         ("train/bees/x.jpg", &jpeg[..jpeg.len() - 10], "(the file is cut off)"),
         ("train/bees/x.jpg", &large, "that may take more than 576 MiB of memory"),
         ("train/bees/x.jpg", &parts, "more than 4096 segments of metadata"),
+        ("train/bees/x.jpg", &scans, "it has more scans than an image of its size"),
         ("train/bees/x.png", &wide, "x.png: cannot be decoded ("),
         ("train/cats/readme.txt", b"", "cats: holds no image (.jpg, .jpeg, .png)"),
         ("val/dogs/0.png", &png, "dogs: is a class without images to train on"),

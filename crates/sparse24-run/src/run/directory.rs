@@ -43,8 +43,8 @@ impl RunDirectory {
     /// a start that died are removed.
     ///
     /// # Errors
-    /// [`Error::File`] if it exists and is not an empty directory, or is in use; [`Error::Io`] if
-    /// it cannot be made.
+    /// [`Error::File`] if it exists and is not an empty directory; [`Error::Io`] if it is in use or
+    /// cannot be made.
     pub fn create(path: &Path) -> Result<Self, Error> {
         // Checked before locking, so that a foreign directory gets no lock file, and again after,
         // in case another process was faster.
@@ -107,7 +107,7 @@ impl RunDirectory {
     /// Locks an existing run directory and recovers its checkpoints after a save that died.
     ///
     /// # Errors
-    /// [`Error::File`] if it is not a run directory or is in use; [`Error::Io`].
+    /// [`Error::File`] if it is not a run directory; [`Error::Io`], also if it is in use.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let has_config = has_config(path)?;
         if !path.is_dir() {

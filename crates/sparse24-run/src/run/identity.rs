@@ -174,14 +174,14 @@ pub(super) fn check_names(allowed: &[String], config: &Config) -> Result<(), Err
 }
 
 /// Refuses to continue a run with other settings or data, except those that the keys and sections
-/// `allowed` name, with advice that completes the user's `command`; returns the key of each
-/// accepted change and a notice.
+/// `allowed` name, with advice on how to `accept` it with an option; returns the key of each accepted
+/// change and a notice.
 pub(super) fn check(
     path: &Path,
     saved: &State,
     now: &State,
     allowed: &[String],
-    command: impl FnOnce(&str) -> String,
+    accept: impl FnOnce(&str) -> String,
 ) -> Result<Vec<(String, String)>, Error> {
     if saved.dataset == no_dataset() {
         let problem = "is an imported model, which was not trained here; start a run from it \
@@ -242,10 +242,8 @@ pub(super) fn check(
     let undo: Option<Vec<_>> = refused.iter().map(undo).collect();
     let undo = undo.map_or(String::new(), |undo| format!(" with `{}`", undo.join(" ")));
     let allow = format!("--allow {}", all(|d| &d.key).join(" --allow "));
-    Err(Error::file(path, problem).advising(&format!(
-        "; undo the change{undo}, accept it with `{}`, or start a new run",
-        command(&allow)
-    )))
+    Err(Error::file(path, problem)
+        .advising(&format!("; undo the change{undo}, {}, or start a new run", accept(&allow))))
 }
 
 /// Whether a name is this key of a configuration or a section that holds it.

@@ -216,10 +216,10 @@ impl Run {
     /// `tokenizer.json` is written again from the data.
     ///
     /// # Errors
-    /// [`Error::File`] for a directory without a run or in use; a damaged newest checkpoint, unless
+    /// [`Error::File`] for a directory without a run; a damaged newest checkpoint, unless
     /// falling back is allowed and an older one verifies; a run without checkpoints that had given
     /// weights or whose metrics show that it had checkpoints; data or settings that differ and are
-    /// not allowed to; and fewer steps than are done. [`Error::Room`].
+    /// not allowed to; and fewer steps than are done. [`Error::Room`]; [`Error::Io`], also for one in use.
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         Self::resume_in(Box::new(Solo), path, how, |_| {})
     }
@@ -331,18 +331,14 @@ impl Run {
                     );
                     return Err(Error::file(&path, problem));
                 }
-                let command = |more: &str| {
-                    let mut how = how.clone();
-                    if config.steps == step {
-                        how.settings.retain(|setting| key_of(setting) != "steps");
-                        how.settings.push("steps=N".to_owned());
-                    }
-                    how.command(directory.path(), more)
+                let accept = |allow: &str| match config.steps == step {
+                    true => format!("accept it with `{allow}` and more steps (it is finished)"),
+                    false => format!("accept it with `{}`", how.command(directory.path(), allow)),
                 };
                 if former.is_none() && !allow.iter().any(|key| key == TOKENIZER) {
                     check_rebuilt(&data, &directory, &checkpoint.state)?;
                 }
-                accepted = identity::check(&path, &checkpoint.state, &now, &allow, command)?;
+                accepted = identity::check(&path, &checkpoint.state, &now, &allow, accept)?;
                 let of_phases = ["method.name", "method.phases"];
                 let is_kept = !accepted.iter().any(|(key, _)| of_phases.contains(&key.as_str()));
                 notices.extend(accepted.iter().map(|(_, notice)| notice.clone()));

@@ -96,7 +96,8 @@ pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
             Some(&id) => ids.push(id),
             None if word.len() <= SHORT => merge(word.as_bytes(), ranks, &mut parts, &mut ids),
             None => {
-                if word.starts_with(char::is_whitespace)
+                // A word may begin with a space; only one of white space ends with it.
+                if word.ends_with(char::is_whitespace)
                     && let Some((at, _)) = word.char_indices().nth(LONGEST_SPACE)
                 {
                     let offset = text.len() - rest.len() + at;
@@ -178,10 +179,11 @@ mod tests {
 
     #[test]
     fn long_words_are_those_of_tiktoken() {
-        for word in ["ab".repeat(40), "=".repeat(300), "\n".repeat(70), "漢".repeat(50)] {
+        let longest = "a".repeat(LONGEST_SPACE + 1);
+        for word in ["ab".repeat(40), "=".repeat(300), "\n".repeat(70), "漢".repeat(50), longest] {
             let text = format!("x {word} y");
             let expected = tiktoken_rs::r50k_base_singleton().encode_ordinary(&text);
-            assert_eq!(encode(&text).unwrap(), expected, "{text}");
+            assert!(encode(&text).unwrap() == expected, "{:.80}", text);
         }
     }
 }
