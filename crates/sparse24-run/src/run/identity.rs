@@ -174,8 +174,8 @@ pub(super) fn check_names(allowed: &[String], config: &Config) -> Result<(), Err
 }
 
 /// Refuses to continue a run with other settings or data, except those that the keys and sections
-/// `allowed` name, with advice on how to `accept` it with an option; returns the key of each accepted
-/// change and a notice.
+/// `allowed` name, with advice on how to `accept` them by an option; returns the key of each
+/// accepted change and a notice.
 pub(super) fn check(
     path: &Path,
     saved: &State,

@@ -216,10 +216,11 @@ impl Run {
     /// `tokenizer.json` is written again from the data.
     ///
     /// # Errors
-    /// [`Error::File`] for a directory without a run; a damaged newest checkpoint, unless
-    /// falling back is allowed and an older one verifies; a run without checkpoints that had given
-    /// weights or whose metrics show that it had checkpoints; data or settings that differ and are
-    /// not allowed to; and fewer steps than are done. [`Error::Room`]; [`Error::Io`], also for one in use.
+    /// [`Error::File`] for a directory without a run; a damaged newest checkpoint, unless falling
+    /// back is allowed and an older one verifies; a run without checkpoints that had given weights
+    /// or whose metrics show that it had checkpoints; data or settings that differ and are not
+    /// allowed to; and fewer steps than are done. [`Error::Room`]; [`Error::Io`], also for a
+    /// directory in use.
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
         Self::resume_in(Box::new(Solo), path, how, |_| {})
     }
