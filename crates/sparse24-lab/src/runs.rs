@@ -290,11 +290,15 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
 
 /// Checks that a member can start or resume in its run directory.
 fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
-    // Also names the remedy for a run that has lost the first.
-    if ["config.toml", "provenance.json"].iter().any(|file| disk::exists(&path.join(file))) {
+    if disk::exists(&path.join("config.toml")) {
         return check_paths(path, &run_config(path)?, &member.config);
     }
-    RunDirectory::check_free(path).map_err(|error| match error {
+    let Err(error) = RunDirectory::check_free(path) else { return Ok(()) };
+    Err(match error {
+        // It names the remedy for a run that has lost its config.toml.
+        Error::File { .. } if disk::exists(&path.join("provenance.json")) => {
+            run_config(path).err().unwrap_or(error)
+        }
         Error::File { path, .. } => Error::file(
             path,
             "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
