@@ -231,7 +231,12 @@ pub(crate) const RESTORE: &str = "start the first command of its provenance.json
 /// Whether one of these `KEY=VALUE` settings sets a key.
 #[must_use]
 pub fn sets(settings: &[String], key: &str) -> bool {
-    settings.iter().filter_map(|setting| setting.split_once('=')).any(|(set, _)| set.trim() == key)
+    settings.iter().any(|setting| key_of(setting) == key)
+}
+
+/// The key of a `KEY=VALUE`.
+pub(crate) fn key_of(setting: &str) -> &str {
+    setting.split('=').next().unwrap_or_default().trim()
 }
 
 fn has(document: &Table, section: &str, key: &str) -> bool {

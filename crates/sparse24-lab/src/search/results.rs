@@ -251,11 +251,8 @@ impl SearchResults {
             }
         };
         let candidates: Vec<_> = plan.candidates.iter().map(candidate).collect();
-        let failed = |(seed, run): &(u64, Option<&RunResult>)| {
-            Some((*seed, (*run)?.failure.clone()?))
-                .filter(|_| candidates.iter().all(|one| one.mu.is_none()))
-        };
-        let failed = references.iter().find_map(failed);
+        let failed =
+            references.iter().find_map(|(seed, run)| Some((seed, (*run)?.failure.as_ref()?)));
         let dense: Vec<_> =
             references.iter().map(|(_, run)| layers.flips((*run)?, in_window)).collect();
         let rate = |flips: &Option<Flips>| flips.as_ref().map(|flips| layers.rate(flips));
@@ -270,10 +267,10 @@ impl SearchResults {
             of: members.len(),
             recommended,
             advice: (is_done && recommended.is_none()).then(|| match failed {
-                Some((seed, Failure { step, what })) => format!(
+                Some((seed, Failure { step, what })) if mu.iter().all(|mu| mu.is_nan()) => format!(
                     "the dense run of seed {seed} ended at step {step} ({what}); mend its settings"
                 ),
-                None => advice(&candidates),
+                _ => advice(&candidates),
             }),
             method: plan.base.method.name.clone(),
             steps: plan.base.steps,

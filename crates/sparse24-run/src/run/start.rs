@@ -24,7 +24,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::{self, NamedTensor, Saver, State},
-    config::{Config, dotted, table_of},
+    config::{Config, dotted, key_of, table_of},
     data::Tokenizer,
     disk,
     processor::on_configured,
@@ -551,11 +551,6 @@ impl Run {
 /// Whether a parameter belongs to the head of a fine-tuned model, which pre-training does not have.
 fn is_of_head(name: &str) -> bool {
     ["pooler.", "classifier.", "score.", "qa_outputs."].iter().any(|head| name.starts_with(head))
-}
-
-/// The key of a `KEY=VALUE`.
-fn key_of(setting: &str) -> &str {
-    setting.split('=').next().unwrap_or_default().trim()
 }
 
 /// Makes the paths of a configuration absolute: a resume may run in another working directory.
