@@ -32,7 +32,7 @@ use sparse24_run::{
     disk, machine,
     run::{
         Asked, Damaged, Given, Needs, Observer, Part, Resume, Run, RunData, RunDirectory,
-        StepMetrics, device_capabilities, open_data, run_config,
+        StepMetrics, open_data, run_config,
     },
 };
 
@@ -235,14 +235,13 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     Err(Error::file(path, problem))
 }
 
-/// The needs of members, and the checkpoints that each has. Those of an arm need the same. Each
-/// device is opened, since an arm that it cannot hold would fail only after other runs.
+/// The needs of members, and the checkpoints that each has. Those of an arm need the same.
 fn needs_of<'a>(
     folder: &Path,
     members: impl Iterator<Item = &'a Member>,
     opened: &Mutex<Option<RunData>>,
 ) -> Result<Vec<(Needs, u64)>, Error> {
-    let (mut by_arm, mut devices) = (BTreeMap::new(), Vec::new());
+    let mut by_arm = BTreeMap::new();
     let needs = |member: &'a Member| {
         let Member { arm, config, until } = member;
         let there = checkpoint::count(&member.path(folder).join(CHECKPOINTS))? as u64;
@@ -250,26 +249,8 @@ fn needs_of<'a>(
             return Ok((needs, there));
         }
         let data = data_of(config, opened)?;
-        let vocabulary = config.model.vocabulary(data.vocabulary(), data.tokenizer());
-        let mut of_arm = || {
-            let recipe = config.recipe(vocabulary)?;
-            let needs = Needs::of(config, &recipe, *until)?;
-            let at = match devices.iter().position(|(of, _)| *of == &config.backend) {
-                Some(at) => at,
-                None => {
-                    devices.push((&config.backend, device_capabilities(config)?));
-                    devices.len() - 1
-                }
-            };
-            recipe.check_tensors(devices[at].1, 1)?;
-            Ok(needs)
-        };
-        let needs = of_arm().map_err(|error| match error {
-            Error::Setting { key, problem } => {
-                Error::Setting { key, problem: format!("{problem}, in the arm {arm}") }
-            }
-            other => other,
-        })?;
+        let recipe = config.recipe(config.model.vocabulary(data.vocabulary(), data.tokenizer()))?;
+        let needs = Needs::of(config, &recipe, *until)?;
         by_arm.insert(arm, needs);
         Ok((needs, there))
     };

@@ -23,7 +23,7 @@ use crate::{
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
 use sparse24_train::{
-    backend::{Backend, Capabilities, op::HeadLoss},
+    backend::{Backend, op::HeadLoss},
     group::{Group, Solo},
     model::ModelSpec,
     nn::BatchShape,
@@ -427,14 +427,6 @@ pub(super) fn trainer_in(
         ));
     }
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
-}
-
-/// Opens the device of a configuration, and returns its capabilities.
-///
-/// # Errors
-/// Errors from the backend.
-pub fn device_capabilities(config: &Config) -> Result<Capabilities, Error> {
-    Ok(open_backend(config)?.capabilities())
 }
 
 /// Opens the backend of the configuration.

@@ -295,8 +295,7 @@ impl Model {
         self
     }
 
-    /// Loads the model on its device, to evaluate or sample it, with as many sequences at a time as
-    /// it can hold there, at most the batch size.
+    /// Loads the model on its device, to evaluate or sample it.
     ///
     /// # Errors
     /// [`Error::File`] for a checkpoint of another model than the configuration's; errors from the
@@ -313,16 +312,7 @@ impl Model {
             other => other,
         };
         check_weights(&recipe.model, &checkpoint.weights, |_| false).map_err(unfit)?;
-        let vocabulary = recipe.model.vocabulary();
-        let device = (config.backend_entry()?.device_capabilities)(config.backend.gpu)?;
-        let fits = |config: &Config| match device {
-            Some(device) => Ok(config.recipe(vocabulary)?.check_tensors(device, 1).is_ok()),
-            None => Ok::<_, Error>(true),
-        };
-        while config.batch.size > 1 && !fits(&config)? {
-            config.batch.size /= 2;
-        }
-        let mut trainer = new_trainer(&config, vocabulary)?;
+        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
         restore(&mut trainer, checkpoint).map_err(unfit)?;
         Ok(trainer)
     }
