@@ -6,6 +6,8 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use base64::{Engine, engine::general_purpose::STANDARD};
+
 use crate::{Result, output, root};
 
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -32,7 +34,7 @@ pub(crate) fn build() -> Result<ExitCode> {
     let script = format!(
         "{}\nconst WASM = \"{}\";\n{}",
         fs::read_to_string(out.join("page.js"))?,
-        base64(&wasm),
+        STANDARD.encode(&wasm),
         read("page.js")?
     );
     let page = read("page.html")?
@@ -53,18 +55,4 @@ pub(crate) fn build() -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word = (0..3).fold(0, |word, i| word << 8 | u32::from(*chunk.get(i).unwrap_or(&0)));
-        for i in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * i) & 63) as usize];
-            text.push(if i > chunk.len() { '=' } else { char::from(digit) });
-        }
-    }
-    text
 }

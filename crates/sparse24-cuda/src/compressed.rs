@@ -88,13 +88,8 @@ impl Compressed {
         expected: [usize; 2],
     ) -> Result<(), Error> {
         let count = self.block_count(operation, operand, expected)?;
-        checks.output(operand, self.values, [count, BLOCK_VALUES], 16)?.output(
-            operand,
-            self.metadata,
-            [count, BLOCK_METADATA],
-            16,
-        )?;
-        Ok(())
+        checks.output(operand, self.values, [count, BLOCK_VALUES], 16)?;
+        checks.output(operand, self.metadata, [count, BLOCK_METADATA], 16).map(drop)
     }
 
     /// Checks an input of this shape, with 16-byte alignment.
@@ -106,13 +101,8 @@ impl Compressed {
         expected: [usize; 2],
     ) -> Result<(), Error> {
         let count = self.block_count(operation, operand, expected)?;
-        checks.input(operand, self.values, [count, BLOCK_VALUES], 16)?.input(
-            operand,
-            self.metadata,
-            [count, BLOCK_METADATA],
-            16,
-        )?;
-        Ok(())
+        checks.input(operand, self.values, [count, BLOCK_VALUES], 16)?;
+        checks.input(operand, self.metadata, [count, BLOCK_METADATA], 16).map(drop)
     }
 
     /// The blocks of a matrix that must have this shape.

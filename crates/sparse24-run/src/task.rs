@@ -83,164 +83,133 @@ pub enum Labels {
     Span,
 }
 
-const BINARY: Labels = Labels::Named(&["0", "1"]);
 /// In the order of Hugging Face's `glue` dataset.
 const ENTAILMENT: Labels = Labels::Named(&["entailment", "not_entailment"]);
 const SENTENCE: &[&str] = &["sentence", "text"];
-const PAIR: [&[&str]; 2] = [&["sentence1", "sentence_A"], &["sentence2", "sentence_B"]];
-const TSV: &[&str] = &["train.tsv"];
-/// Validation files are called `dev` or `val`.
-const DEV: &[&[&str]] = &[&["dev.tsv"], &["val.tsv"]];
+
+/// What most tasks of GLUE have in common.
+const PAIR_TASK: Task = Task {
+    name: "",
+    about: "",
+    source: "GLUE, Wang et al. 2019, arXiv 1804.07461",
+    first: &["sentence1", "sentence_A"],
+    second: &["sentence2", "sentence_B"],
+    label: &["label"],
+    bare: &[],
+    labels: Labels::Named(&["0", "1"]),
+    train: &["train.tsv"],
+    validation: &[&["dev.tsv"], &["val.tsv"]],
+    scores: &[Score::Accuracy],
+};
+
+const SICK: Task = Task {
+    source: "SICK, Marelli et al. 2014",
+    train: &["SICK_train.txt"],
+    validation: &[&["SICK_trial.txt"]],
+    ..PAIR_TASK
+};
+
 /// Files of users.
-const OWN: &[&str] = &["train.csv", "train.tsv"];
-const OWN_DEV: &[&[&str]] = &[&["validation.csv"], &["validation.tsv"], &["dev.csv"], &["dev.tsv"]];
-const OWN_FIRST: &[&str] = &["text", "sentence", "sentence1"];
-const GLUE: &str = "GLUE, Wang et al. 2019, arXiv 1804.07461";
+const OWN: Task = Task {
+    source: "files of your own",
+    first: &["text", "sentence", "sentence1"],
+    second: &["text2", "sentence2"],
+    labels: Labels::Found,
+    train: &["train.csv", "train.tsv"],
+    validation: &[&["validation.csv"], &["validation.tsv"], &["dev.csv"], &["dev.tsv"]],
+    ..PAIR_TASK
+};
 
 /// Every task.
 pub const TASKS: &[Task] = &[
     Task {
         name: "cola",
         about: "whether a sentence is grammatical",
-        source: GLUE,
         first: SENTENCE,
         second: &[],
-        label: &["label"],
         bare: &[Bare { columns: 4, first: 3, second: 3, label: 1 }],
-        labels: BINARY,
         train: &["train.tsv", "in_domain_train.tsv"],
         validation: &[&["dev.tsv"], &["in_domain_dev.tsv", "out_of_domain_dev.tsv"]],
         scores: &[Score::Matthews, Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "sst-2",
         about: "whether a review is positive",
-        source: GLUE,
         first: SENTENCE,
         second: &[],
-        label: &["label"],
         bare: &[Bare { columns: 2, first: 0, second: 0, label: 1 }],
-        labels: BINARY,
-        train: TSV,
-        validation: DEV,
-        scores: &[Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "mrpc",
         about: "whether two sentences mean the same",
-        source: GLUE,
         first: &["#1 String"],
         second: &["#2 String"],
         label: &["Quality"],
-        bare: &[],
-        labels: BINARY,
         train: &["train.tsv", "msr_paraphrase_train.txt"],
         validation: &[&["dev.tsv"], &["val.tsv"], &["msr_paraphrase_test.txt"]],
         scores: &[Score::F1, Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "qqp",
         about: "whether two questions mean the same",
-        source: GLUE,
         first: &["question1"],
         second: &["question2"],
         label: &["is_duplicate"],
-        bare: &[],
-        labels: BINARY,
-        train: TSV,
-        validation: DEV,
         scores: &[Score::F1, Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "sts-b",
         about: "how similar two sentences are, from 0 to 5",
-        source: GLUE,
-        first: PAIR[0],
-        second: PAIR[1],
         label: &["score"],
         bare: &[Bare { columns: 3, first: 1, second: 2, label: 0 }],
         labels: Labels::Value,
         train: &["train.tsv", "2015.train.tsv"],
         validation: &[&["dev.tsv"], &["2015.val.tsv"]],
         scores: &[Score::Pearson, Score::Spearman],
+        ..PAIR_TASK
     },
     Task {
         name: "mnli",
         about: "whether a sentence entails or contradicts another",
-        source: GLUE,
-        first: PAIR[0],
-        second: PAIR[1],
         label: &["gold_label"],
-        bare: &[],
         labels: Labels::Named(&["entailment", "neutral", "contradiction"]),
-        train: TSV,
         validation: &[&["dev_matched.tsv"], &["dev_mismatched.tsv"]],
-        scores: &[Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "qnli",
         about: "whether a sentence answers a question",
-        source: GLUE,
         first: &["question"],
         second: &["sentence"],
-        label: &["label"],
-        bare: &[],
         labels: ENTAILMENT,
-        train: TSV,
-        validation: DEV,
-        scores: &[Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "rte",
         about: "whether a sentence entails another",
-        source: GLUE,
-        first: PAIR[0],
-        second: PAIR[1],
-        label: &["label"],
         bare: &[Bare { columns: 4, first: 1, second: 2, label: 3 }],
         labels: ENTAILMENT,
-        train: TSV,
-        validation: DEV,
-        scores: &[Score::Accuracy],
+        ..PAIR_TASK
     },
-    Task {
-        name: "wnli",
-        about: "whether a sentence with a pronoun replaced follows",
-        source: GLUE,
-        first: PAIR[0],
-        second: PAIR[1],
-        label: &["label"],
-        bare: &[],
-        labels: BINARY,
-        train: TSV,
-        validation: DEV,
-        scores: &[Score::Accuracy],
-    },
+    Task { name: "wnli", about: "whether a sentence with a pronoun replaced follows", ..PAIR_TASK },
     Task {
         name: "sick-r",
         about: "how related two sentences are, from 1 to 5",
-        source: "SICK, Marelli et al. 2014",
-        first: PAIR[0],
-        second: PAIR[1],
         label: &["relatedness_score"],
-        bare: &[],
         labels: Labels::Value,
-        train: &["SICK_train.txt"],
-        validation: &[&["SICK_trial.txt"]],
         scores: &[Score::Pearson, Score::Spearman],
+        ..SICK
     },
     Task {
         name: "sick-e",
         about: "whether a sentence entails or contradicts another",
-        source: "SICK, Marelli et al. 2014",
-        first: PAIR[0],
-        second: PAIR[1],
         label: &["entailment_judgment"],
-        bare: &[],
         labels: Labels::Named(&["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]),
-        train: &["SICK_train.txt"],
-        validation: &[&["SICK_trial.txt"]],
-        scores: &[Score::Accuracy],
+        ..SICK
     },
     Task {
         name: "banking77",
@@ -249,11 +218,10 @@ pub const TASKS: &[Task] = &[
         first: SENTENCE,
         second: &[],
         label: &["category", "label"],
-        bare: &[],
         labels: Labels::Found,
         train: &["train.csv"],
         validation: &[&["test.csv"]],
-        scores: &[Score::Accuracy],
+        ..PAIR_TASK
     },
     Task {
         name: "squad",
@@ -262,37 +230,23 @@ pub const TASKS: &[Task] = &[
         first: &[],
         second: &[],
         label: &[],
-        bare: &[],
         labels: Labels::Span,
         train: &["train-v1.1.json", "train.json"],
         validation: &[&["dev-v1.1.json"], &["dev.json"], &["validation.json"]],
         scores: &[Score::F1, Score::ExactMatch],
+        ..PAIR_TASK
     },
     Task {
         name: "classification",
         about: "your own classes: columns text (or sentence1, sentence2) and label",
-        source: "files of your own",
-        first: OWN_FIRST,
-        second: &["text2", "sentence2"],
-        label: &["label"],
-        bare: &[],
-        labels: Labels::Found,
-        train: OWN,
-        validation: OWN_DEV,
-        scores: &[Score::Accuracy],
+        ..OWN
     },
     Task {
         name: "regression",
         about: "your own numbers: columns text (or sentence1, sentence2) and label",
-        source: "files of your own",
-        first: OWN_FIRST,
-        second: &["text2", "sentence2"],
-        label: &["label"],
-        bare: &[],
         labels: Labels::Value,
-        train: OWN,
-        validation: OWN_DEV,
         scores: &[Score::Pearson, Score::Spearman],
+        ..OWN
     },
 ];
 

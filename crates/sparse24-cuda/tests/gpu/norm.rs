@@ -75,6 +75,10 @@ fn overlapping_calls_are_the_same_as_separate_ones() {
     });
 }
 
+fn plain(x: Matrix<bf16>, gamma: Matrix<f32>, y: Matrix<bf16>, stats: Matrix<f32>) -> NormForward {
+    NormForward { x, delta: None, gamma, beta: None, epsilon: 1e-5, residual: x, y, stats }
+}
+
 #[test]
 fn a_bad_row_spoils_only_itself() {
     on_gpu(|device| {
@@ -86,20 +90,7 @@ fn a_bad_row_spoils_only_itself() {
             let gamma = upload(device, &Array2::from_elem([1, shape[1]], 1.0));
             let y = Poisoned::<bf16>::new(device, shape);
             let stats = Poisoned::new(device, [shape[0], 2]).matrix;
-            norm_forward(
-                device,
-                &NormForward {
-                    x,
-                    delta: None,
-                    gamma,
-                    beta: None,
-                    epsilon: 1e-5,
-                    residual: x,
-                    y: y.matrix,
-                    stats,
-                },
-            )
-            .expect("queued");
+            norm_forward(device, &plain(x, gamma, y.matrix, stats)).expect("queued");
             let y = y.read(device);
             let spoilt = |row: usize| y[row * shape[1]..][..shape[1]].iter().all(|y| y.is_nan());
             assert_eq!([0, 1, 2, 3, 4].map(spoilt), [false, false, true, false, false], "{bad}");
@@ -115,19 +106,7 @@ fn bad_rows_are_refused() {
             let gamma = device.alloc("gamma", [1, width]).expect("memory");
             let y = device.alloc("y", [y_rows, width]).expect("memory");
             let stats = device.alloc("stats", [3, 2]).expect("memory");
-            norm_forward(
-                device,
-                &NormForward {
-                    x,
-                    delta: None,
-                    gamma,
-                    beta: None,
-                    epsilon: 1e-5,
-                    residual: x,
-                    y,
-                    stats,
-                },
-            )
+            norm_forward(device, &plain(x, gamma, y, stats))
         };
         assert_eq!(refused(forward(6, 3)), ("shape", "x"));
         assert_eq!(refused(forward(MAX_WIDTH + 4, 3)), ("too large", "the width"));
