@@ -548,12 +548,12 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     read_small(path, u64::MAX)
 }
 
-/// The whole file, refused beyond `limit` bytes.
+/// The whole file, refused beyond `limit` bytes. Some of size 0 never end (procfs).
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    let (mut file, size) = open(path)?;
+    let (file, size) = open(path)?;
     check_size(path, size, limit)?;
     let mut bytes = reserve(path, usize::try_from(size).unwrap_or(usize::MAX))?;
-    file.read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
+    file.take(size).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
     Ok(bytes)
 }
 

@@ -256,7 +256,7 @@ impl<'de> Visitor<'de> for Member<'_> {
 }
 
 /// Counts the bytes that are read.
-struct Counted(File, Rc<Cell<u64>>);
+struct Counted(io::Take<File>, Rc<Cell<u64>>);
 
 impl Read for Counted {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -268,7 +268,8 @@ impl Read for Counted {
 
 /// Opens a file, decompressed if its name ends in `.zst`. A window beyond 128 MiB is refused.
 fn open(path: &Path, read: &Rc<Cell<u64>>) -> Result<Box<dyn Read>, Error> {
-    let file = Counted(disk::open(path)?.0, Rc::clone(read));
+    let (file, size) = disk::open(path)?;
+    let file = Counted(file.take(size), Rc::clone(read));
     if !format(path).1 {
         return Ok(Box::new(file));
     }
