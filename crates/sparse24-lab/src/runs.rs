@@ -32,7 +32,7 @@ use sparse24_run::{
     disk, machine,
     run::{
         Asked, Damaged, Given, Needs, Observer, Part, Resume, Run, RunData, RunDirectory,
-        StepMetrics, open_data, run_config,
+        StepMetrics, check_tensors, open_data, run_config,
     },
 };
 
@@ -236,6 +236,7 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
 }
 
 /// The needs of members, and the checkpoints that each has. Those of an arm need the same.
+/// An arm that its device cannot hold is refused.
 fn needs_of<'a>(
     folder: &Path,
     members: impl Iterator<Item = &'a Member>,
@@ -251,6 +252,12 @@ fn needs_of<'a>(
         let data = data_of(config, opened)?;
         let recipe = config.recipe(config.model.vocabulary(data.vocabulary(), data.tokenizer()))?;
         let needs = Needs::of(config, &recipe, *until)?;
+        check_tensors(config, &recipe).map_err(|error| match error {
+            Error::Setting { key, problem } => {
+                Error::Setting { key, problem: format!("{problem}, in the arm {arm}") }
+            }
+            other => other,
+        })?;
         by_arm.insert(arm, needs);
         Ok((needs, there))
     };

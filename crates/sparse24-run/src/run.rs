@@ -53,8 +53,8 @@ mod weak_decay;
 mod tests;
 
 pub use components::{
-    Batches, CausalLm, RunData, Scores, data_source, masked_lm, open_data, open_data_with,
-    run_config,
+    Batches, CausalLm, RunData, Scores, check_tensors, data_source, masked_lm, open_data,
+    open_data_with, run_config,
 };
 pub use directory::{Lock, REPORT, RunDirectory, has_config, lock};
 pub use identity::{covers, of_data, of_same_data};

@@ -5,7 +5,7 @@ use sparse24_run::{
     config::{Config, ModelKind},
     machine::{self, Memory},
     processor,
-    run::{host_bytes, open_data},
+    run::{check_tensors, host_bytes, open_data},
 };
 use sparse24_train::estimate::{Estimate, estimate};
 
@@ -76,9 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let recipe = config.recipe(vocabulary)?;
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
-    match (backend.device_capabilities)(config.backend.gpu)? {
-        Some(capabilities) => recipe.check_tensors(capabilities, 1)?,
-        None => note("no GPU adapter was found, so tensors were not checked against its limits"),
+    if !check_tensors(&config, &recipe)? {
+        note("no GPU adapter was found, so tensors were not checked against its limits");
     }
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let placement = (backend.placement)(config.backend.gpu);

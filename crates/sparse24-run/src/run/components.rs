@@ -429,6 +429,17 @@ pub(super) fn trainer_in(
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
+/// [`Recipe::check_tensors`] for the device of a configuration; `false` if it is not known before it
+/// is opened.
+///
+/// # Errors
+/// [`Error::Setting`]; errors from the backend.
+pub fn check_tensors(config: &Config, recipe: &Recipe) -> Result<bool, Error> {
+    let device = (config.backend_entry()?.device_capabilities)(config.backend.gpu)?;
+    device.map_or(Ok(()), |device| recipe.check_tensors(device, 1))?;
+    Ok(device.is_some())
+}
+
 /// Opens the backend of the configuration.
 pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
     Ok((config.backend_entry()?.open)(config.backend.settings())?)

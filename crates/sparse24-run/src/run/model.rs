@@ -13,7 +13,7 @@ use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
     Log, MetricsLog,
-    components::{RunData, data_of, new_trainer, run_config},
+    components::{RunData, check_tensors, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, of_same_data, of_tokenizer},
     metrics::Best,
@@ -295,7 +295,7 @@ impl Model {
         self
     }
 
-    /// Loads the model on its device, to evaluate or sample it.
+    /// Loads the model on its device, to evaluate or sample as many sequences at a time as fit there.
     ///
     /// # Errors
     /// [`Error::File`] for a checkpoint of another model than the configuration's; errors from the
@@ -312,7 +312,12 @@ impl Model {
             other => other,
         };
         check_weights(&recipe.model, &checkpoint.weights, |_| false).map_err(unfit)?;
-        let mut trainer = new_trainer(&config, recipe.model.vocabulary())?;
+        let vocabulary = recipe.model.vocabulary();
+        while config.batch.size > 1 && check_tensors(&config, &config.recipe(vocabulary)?).is_err()
+        {
+            config.batch.size /= 2;
+        }
+        let mut trainer = new_trainer(&config, vocabulary)?;
         restore(&mut trainer, checkpoint).map_err(unfit)?;
         Ok(trainer)
     }

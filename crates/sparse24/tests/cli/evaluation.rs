@@ -106,6 +106,10 @@ fn a_model_is_computed_on_the_backend_that_is_named() {
     let difference = loss("--backend wgpu").as_f64().unwrap() - cpu.as_f64().unwrap();
     assert!(difference.abs() <= 1e-5, "sums of f32 in another order: {difference}");
     assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
+    // No adapter binds a whole batch.
+    place.edit("run/config.toml", "\nsize = 6\n", "\nsize = 16777216\n");
+    loss("--backend wgpu");
+    assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
 }
 
 #[test]
