@@ -87,7 +87,7 @@ pub enum Labels {
 const ENTAILMENT: Labels = Labels::Named(&["entailment", "not_entailment"]);
 const SENTENCE: &[&str] = &["sentence", "text"];
 
-/// What most tasks of GLUE have in common.
+/// Common to most tasks of GLUE.
 const PAIR_TASK: Task = Task {
     name: "",
     about: "",

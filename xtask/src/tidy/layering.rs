@@ -56,7 +56,7 @@ const FLOORS: &[Floor] = &[
     floor(LAB, &[CORE, TRAIN, RUN], &[], None),
     floor(COMMAND, &[CORE, CPU, TRAIN, RUN, LAB], &[CONFORMANCE, CUDA], None),
     floor("sparse24-tests", &[CORE, CPU, CUDA, TRAIN, CONFORMANCE, RUN, LAB, COMMAND], &[], None),
-    floor("xtask", &[CUDA], &[], Some(&["clap", "rayon", "regex", "serde_json"])),
+    floor("xtask", &[CUDA], &[], Some(&["base64", "clap", "rayon", "regex", "serde_json"])),
 ];
 
 /// Every dependency that [`FLOORS`] does not allow, given the output of `cargo metadata --no-deps`.

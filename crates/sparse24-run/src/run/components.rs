@@ -429,8 +429,8 @@ pub(super) fn trainer_in(
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
-/// [`Recipe::check_tensors`] for the device of a configuration; `false` if it is not known before it
-/// is opened.
+/// [`Recipe::check_tensors`] for the device of a configuration; `false` if it is not known before
+/// it is opened.
 ///
 /// # Errors
 /// [`Error::Setting`]; errors from the backend.

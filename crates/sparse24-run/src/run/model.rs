@@ -295,7 +295,7 @@ impl Model {
         self
     }
 
-    /// Loads the model on its device, to evaluate or sample as many sequences at a time as fit there.
+    /// Loads the model on its device, to evaluate or sample as many sequences at a time as fit.
     ///
     /// # Errors
     /// [`Error::File`] for a checkpoint of another model than the configuration's; errors from the
