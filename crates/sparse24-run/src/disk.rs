@@ -548,7 +548,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     read_small(path, u64::MAX)
 }
 
-/// The whole file, refused beyond `limit` bytes. Some of size 0 never end (procfs).
+/// The whole file, refused beyond `limit` bytes. Files of procfs may never end.
 pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let (file, size) = open(path)?;
     check_size(path, size, limit)?;
