@@ -15,8 +15,6 @@ pub enum Library {
     Nccl,
     /// cuSPARSELt, a competitor in benchmarks only.
     CusparseLt,
-    /// NVML, for clocks and power in benchmarks only.
-    Nvml,
 }
 
 impl Library {
@@ -33,7 +31,6 @@ impl Library {
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
             Self::Nccl => &["libnccl.so.2", "libnccl.so"],
             Self::CusparseLt => &["libcusparseLt.so.0", "libcusparseLt.so"],
-            Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
     }
 
@@ -58,7 +55,6 @@ impl Library {
                 "`pip install nvidia-cusparselt-cu13` and add its lib folder to \
                  SPARSE24_CUDA_LIBRARIES"
             }
-            Self::Nvml => "it is part of the NVIDIA driver",
         }
     }
 }
@@ -71,7 +67,6 @@ impl fmt::Display for Library {
             Self::CublasLt => "the dense product library (cuBLASLt)",
             Self::Nccl => "the communication library (NCCL)",
             Self::CusparseLt => "the sparse product library (cuSPARSELt)",
-            Self::Nvml => "the NVIDIA management library (NVML)",
         })
     }
 }

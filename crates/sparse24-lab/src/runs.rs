@@ -235,8 +235,8 @@ fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
     Err(Error::file(path, problem))
 }
 
-/// The needs of members, and the checkpoints that each has. Those of an arm need the same.
-/// An arm that its device cannot hold is refused.
+/// The needs of members, and the checkpoints that each has. Members of an arm need the same.
+/// An arm too large for its device is refused.
 fn needs_of<'a>(
     folder: &Path,
     members: impl Iterator<Item = &'a Member>,
@@ -302,7 +302,7 @@ fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
     }
     let Err(error) = RunDirectory::check_free(path) else { return Ok(()) };
     Err(match error {
-        // It names the remedy for a run that has lost its config.toml.
+        // `run_config` names the remedy for a lost config.toml.
         Error::File { .. } if disk::exists(&path.join("provenance.json")) => {
             run_config(path).err().unwrap_or(error)
         }
@@ -324,7 +324,7 @@ fn train(
     (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
-    // Again, since others may have changed it while the runs before it trained.
+    // Again: others may have changed it while earlier runs trained.
     check_place(&path, member)?;
     let mut run = if disk::exists(&path.join("config.toml")) {
         Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?

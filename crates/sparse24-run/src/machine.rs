@@ -32,7 +32,7 @@ pub struct Limit {
 
 impl Memory {
     /// Why a process that needs this many bytes cannot have them, as one of `ranks` on this
-    /// machine.
+    /// machine, and the remedy.
     #[must_use]
     pub fn refuses(&self, needed: u64, ranks: usize) -> Option<String> {
         let limits = [(self.address_space.as_ref(), 1), (self.limit.as_ref(), ranks)];
@@ -44,7 +44,12 @@ impl Memory {
             1 => String::new(),
             _ => format!(" for each of this machine's {ranks} ranks"),
         };
-        Some(format!("needs {} MiB of memory{each}, {}", needed >> 20, self.bounded(limit)))
+        let remedy = match limit {
+            Some(Limit { by, .. }) if by == ADDRESS_SPACE => SPACE_REMEDY,
+            _ => REMEDY,
+        };
+        let bound = self.bounded(limit);
+        Some(format!("needs {} MiB of memory{each}, {bound}; {remedy}", needed >> 20))
     }
 
     fn bounded(&self, limit: Option<&Limit>) -> String {
@@ -104,7 +109,7 @@ pub(crate) fn lacks_address_space(needed: u64) -> Option<String> {
     let (needed, packing, limit) = (needed >> 20, packing >> 20, limit >> 20);
     Some(format!(
         "needs {needed} MiB of memory, and {packing} MiB for each of its {} threads, more than \
-         `ulimit -v` leaves of {limit} MiB",
+         `ulimit -v` leaves of {limit} MiB; {SPACE_REMEDY}",
         all.len()
     ))
 }
@@ -154,6 +159,11 @@ fn read(
     let limit = bounds.into_iter().map(|(limit, _)| limit).min_by_key(|limit| limit.bytes);
     Some(Memory { total, available, limit, address_space })
 }
+
+const REMEDY: &str = "choose a smaller model or batch.size";
+
+const SPACE_REMEDY: &str =
+    "raise that limit, lower backend.threads, or choose a smaller model or batch.size";
 
 /// The source of a limit of the address space.
 const ADDRESS_SPACE: &str = "`ulimit -v`, without what the program and its threads reserve,";
@@ -377,7 +387,8 @@ mod tests {
             let memory = read(machine(&[]).path(), variables[job], space).unwrap();
             assert_eq!(memory.refuses(most * MIB, ranks), None, "{expected}");
             let refused = memory.refuses((most + 1) * MIB, ranks);
-            let expected = format!("needs {} MiB of memory{expected}", most + 1);
+            let remedy = if expected.contains("ulimit") { SPACE_REMEDY } else { REMEDY };
+            let expected = format!("needs {} MiB of memory{expected}; {remedy}", most + 1);
             assert_eq!(refused.as_deref(), Some(&*expected));
         }
     }

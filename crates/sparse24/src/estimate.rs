@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let backend = config.backend_entry()?;
     let estimate = estimate(&recipe, backend)?;
     if !check_tensors(&config, &recipe)? {
-        note("no GPU adapter was found, so tensors were not checked against its limits");
+        note("no GPU adapter was found, so tensor sizes were not checked");
     }
     let (device_bytes, steps) = (estimate.device_bytes(), recipe.steps);
     let placement = (backend.placement)(config.backend.gpu);

@@ -318,8 +318,13 @@ pub(crate) fn resume(
         let run = Run::resume_in(member.group, path, how, |config| {
             note_outside("data.path", &config.data.path);
             note_outside("run.flip_reference", &config.run.flip_reference);
-        });
-        drive(run?, reporting, Signals::take()?)
+        })?;
+        let signals = Signals::take()?;
+        if run.trainer().step() == config.steps {
+            let more = config.steps.saturating_mul(2);
+            note(format!("the run is finished; for more, set steps, e.g. `--set steps={more}`"));
+        }
+        drive(run, reporting, signals)
     })
 }
 

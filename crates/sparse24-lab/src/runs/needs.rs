@@ -29,12 +29,11 @@ pub fn check_needs(
     };
     let needed = largest(&|(needs, _)| needs.memory);
     if let Some(problem) = memory.and_then(|memory| memory.refuses(needed, 1)) {
-        let advice = "choose a smaller model or batch.size";
         return Err(match jobs {
-            1 => Error::setting("model", format!("{problem}; {advice}")),
+            1 => Error::setting("model", problem),
             _ => Error::setting(
                 "--jobs",
-                format!("running {jobs} runs at a time {problem}; lower --jobs, or {advice}"),
+                format!("running {jobs} runs at a time {problem}, or lower --jobs"),
             ),
         });
     }

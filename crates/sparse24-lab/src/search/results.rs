@@ -268,7 +268,7 @@ impl SearchResults {
             recommended,
             advice: (is_done && recommended.is_none()).then(|| match failed {
                 Some((seed, Failure { step, what })) if mu.iter().all(|mu| mu.is_nan()) => format!(
-                    "the dense run of seed {seed} ended at step {step} ({what}); mend its settings"
+                    "the dense run of seed {seed} ended at step {step} ({what}); fix its settings"
                 ),
                 _ => advice(&candidates),
             }),

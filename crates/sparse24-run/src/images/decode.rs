@@ -126,7 +126,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
         let is_grey = !decoder.color_type().has_color();
         let scans = || bytes.windows(2).filter(|pair| *pair == [0xff, 0xda]).count() as u64;
         if is_jpeg && scans().saturating_mul(pixels) > SCANNED + SPREAD * bytes.len() as u64 {
-            return refuse("it has more scans than an image of its size and file needs");
+            return refuse("it has more scans than an image of its size needs");
         }
         if is_jpeg && held(bytes, pixels, is_grey) > MOST_HELD {
             return refuse("that may take more than 576 MiB of memory");

@@ -126,7 +126,7 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     match rules.and_then(|()| config_beside(&path, &file, &specials)) {
         Ok(config) => Ok(match ADDING.iter().find(|key| config[**key] == true) {
             Some(key) => FolderTokenizer::Other(format!(
-                "tokenizer_config.json sets {key} to true, which adds to each text"
+                "tokenizer_config.json sets {key} to true, which alters each text"
             )),
             None => FolderTokenizer::Known(tokenizer),
         }),

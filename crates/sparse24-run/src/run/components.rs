@@ -421,16 +421,12 @@ pub(super) fn trainer_in(
     let refused = |memory: Memory| memory.refuses(needed, group.on_this_machine());
     let problem = machine::memory().and_then(refused);
     if let Some(problem) = problem.or_else(|| machine::lacks_address_space(needed)) {
-        return Err(Error::setting(
-            "model",
-            format!("{problem}; choose a smaller model or batch.size"),
-        ));
+        return Err(Error::setting("model", problem));
     }
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
-/// [`Recipe::check_tensors`] for the device of a configuration; `false` if it is not known before
-/// it is opened.
+/// [`Recipe::check_tensors`] for the device of a configuration; `false` if no adapter was found.
 ///
 /// # Errors
 /// [`Error::Setting`]; errors from the backend.

@@ -275,9 +275,21 @@ impl MetricsLog {
     /// Appends one step. If the last line is of the same step, it is replaced atomically.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`], with nothing written, for a step before the last one, or a value that is
+    /// not finite where NaN is not documented; [`Error::Io`].
     pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
         let mut line = serde_json::to_vec(metrics).expect("numbers are JSON");
+        let read = serde_json::from_slice::<StepMetrics>(&line);
+        // An optional value that is not finite would be read as none.
+        let is_whole =
+            read.is_ok_and(|read| serde_json::to_vec(&read).ok().as_ref() == Some(&line));
+        if !is_whole || self.last.is_some_and(|(last, _)| metrics.step < last) {
+            let problem = format!(
+                "cannot hold step {}: a value is not finite, or a later step is there",
+                metrics.step
+            );
+            return Err(Error::file(&self.path, problem));
+        }
         line.push(b'\n');
         match self.last {
             Some((step, begin)) if step == metrics.step => {
@@ -344,12 +356,12 @@ impl MetricsLog {
     }
 }
 
-/// The lowest validation loss of a run so far, with the first step that has it. Losses that
-/// measured something else are not compared.
+/// The lowest validation loss of a run so far, with the first step that has it. Losses that were
+/// measured differently do not count.
 #[derive(Debug, Default)]
 pub(super) struct Best {
     pub(super) lowest: Option<(f64, u32)>,
-    /// The steps of those before the last change of what evaluations measure, one for each change.
+    /// The best step before each change of what evaluations measure, if any.
     pub(super) former: Vec<u32>,
     /// The steps after which evaluations measure something else, ascending.
     pub(super) changes: VecDeque<u32>,

@@ -124,8 +124,8 @@ fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Opti
     Ok(trainer.connect()?)
 }
 
-/// Values that ranks must have in common before they read data: the program, and those settings of
-/// their command lines, by key, that affect bits.
+/// Values that ranks must have in common before they read data: the program, and the settings on
+/// their command lines that affect bits, by key.
 #[must_use]
 pub fn facts(settings: BTreeMap<String, String>) -> Facts {
     let program = ("the program".to_owned(), Provenance::build());

@@ -127,7 +127,7 @@ pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result
 }
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on
-/// the disk. Checkpoints of `former` steps are kept too.
+/// the disk. `former` earlier ones are kept too.
 pub(super) fn check_space(
     config: &Config,
     recipe: &Recipe,

@@ -333,7 +333,7 @@ impl Run {
                     return Err(Error::file(&path, problem));
                 }
                 let accept = |allow: &str| match config.steps == step {
-                    true => format!("accept it with `{allow}` and more steps (it is finished)"),
+                    true => format!("extend the run with `resume {allow} --set steps=N`"),
                     false => format!("accept it with `{}`", how.command(directory.path(), allow)),
                 };
                 if former.is_none() && !allow.iter().any(|key| key == TOKENIZER) {
@@ -434,11 +434,7 @@ impl Run {
             notices.push("the next save may remove the best checkpoint".to_owned());
         }
         notices.push(match config.steps {
-            last if last == step => format!(
-                "the run is finished: step {step} was its last; for more, set steps, e.g. `--set \
-                    steps={}`",
-                step.saturating_mul(2)
-            ),
+            last if last == step => format!("finished: step {step} was the last"),
             _ => format!("resumed after step {step}"),
         });
         let mut named = how.settings.clone();
@@ -467,7 +463,7 @@ impl Run {
         if run.keep_best && measured_anew_after.is_some() {
             notices.push(format!(
                 "evaluations measure something else from here on, so only steps after {step} can \
-                    have the best checkpoint; the one until now is kept"
+                    have the best checkpoint; the former best is kept"
             ));
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;

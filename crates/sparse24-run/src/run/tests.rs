@@ -53,6 +53,19 @@ fn metrics_are_one_object_a_step() {
     let read: Result<Vec<_>, _> = MetricsLog::steps(&path).unwrap().collect();
     assert_eq!(read.unwrap(), [metrics(1), metrics(2)]);
     assert!(problem(MetricsLog::create(&path)).starts_with("cannot create "));
+    let refused: [fn(&mut StepMetrics); 4] = [
+        |metrics| metrics.step = 1,
+        |metrics| metrics.lr = f32::NAN,
+        |metrics| metrics.val_loss = Some(f64::INFINITY),
+        |metrics| metrics.scores = [("f1".to_owned(), f64::NAN)].into(),
+    ];
+    for (case, change) in refused.iter().enumerate() {
+        let mut changed = metrics(3);
+        change(&mut changed);
+        assert!(problem(log.append(&changed)).contains("cannot hold step"), "{case}");
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    log.append(&StepMetrics { loss: f32::NAN, ..metrics(3) }).unwrap();
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use super::{RunDirectory, components::RunData, identity::of_tokenizer};
 use crate::{Error, checkpoint::State, data::Tokenizer, disk};
 
-/// Refuses a tokenizer that was made from the data because the file is lost, unless it is that of
-/// the checkpoint, which may also have none.
+/// Refuses a tokenizer that was rebuilt from the data in place of a lost file, unless it is the
+/// checkpoint's or the checkpoint has none.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -16,8 +16,8 @@ pub(super) fn check_rebuilt(
     if [None, data.tokenizer()].map(of_tokenizer).contains(&saved.tokenizer) {
         return Ok(());
     }
-    let problem = "is missing or damaged, and the data do not give it again; restore it, or copy \
-                   it from the run that this one started from, or from an import of that model \
+    let problem = "is missing or damaged, and cannot be rebuilt from the data; restore it, or copy \
+                   it from the run this one started from, or from an import of that model \
                    (`sparse24 import`)";
     Err(Error::file(directory.tokenizer(), problem))
 }

@@ -101,8 +101,7 @@ impl BeamSearch {
     /// Translates sentences, each with its end. `progress` is called with sentences done.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; errors of the model, such as for a sentence that is empty or too
-    /// long.
+    /// [`Error::Interrupted`]; errors from the model, such as for an empty or too long sentence.
     ///
     /// # Panics
     /// If [`Self::vocabulary`] exceeds the model's.

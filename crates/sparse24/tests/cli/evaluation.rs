@@ -106,7 +106,7 @@ fn a_model_is_computed_on_the_backend_that_is_named() {
     let difference = loss("--backend wgpu").as_f64().unwrap() - cpu.as_f64().unwrap();
     assert!(difference.abs() <= 1e-5, "sums of f32 in another order: {difference}");
     assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
-    // No adapter binds a whole batch.
+    // No adapter can bind this batch.
     place.edit("run/config.toml", "\nsize = 6\n", "\nsize = 16777216\n");
     loss("--backend wgpu");
     assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
@@ -320,7 +320,7 @@ fn the_best_checkpoint_starts_anew_when_evaluations_change() {
         let found = place.json(&format!("eval {run} --best --json --tokens 24"));
         assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");
     }
-    // One that is undone before a checkpoint has it changes nothing.
+    // A change undone before it is in a checkpoint does not count.
     for name in place.checkpoints("run2").iter().filter(|name| name.as_str() > "step-00000012") {
         std::fs::remove_dir_all(place.path("run2/checkpoints").join(name)).unwrap();
     }

@@ -313,7 +313,7 @@ fn one_line_starts_and_resumes() {
     assert!(notes.contains("resumed after step 8") && !notes.contains("from here on"), "{notes}");
     assert!((place.saved("run", 12), place.timeless("run")) == end);
     place.write("other", text(2));
-    let advice = "run/checkpoints/step-00000012: *fingerprint*`--allow data.path` and more steps";
+    let advice = "run/checkpoints/step-00000012: *fingerprint*allow data.path --set steps=N`";
     for (more, code, pattern) in [
         ("--seed 7", 2, "seed: *expected 1337*found 7*resume run --set seed"),
         ("--method dense", 2, "method.name: *expected \"fst\"*found \"dense\"*"),

@@ -242,7 +242,7 @@ fn too_little_address_space_is_refused() {
         command
     };
     let train = "train --set backend.threads=2 --steps 2 --set optimizer.warmup_steps=0 --out new";
-    place.refuses_command(command(train), 2, "needs*`ulimit -v`*threads");
+    place.refuses_command(command(train), 2, "needs*`ulimit -v`*lower backend.threads");
     let output = command("estimate").env("RAYON_NUM_THREADS", "2").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("too little: the run needs"), "{text}");

@@ -43,6 +43,7 @@ pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<
 ///
 /// # Errors
 /// [`Error::File`] for a damaged file, or a link out of the folder; [`Error::Io`].
+#[cfg(feature = "tokenizers")]
 pub(super) fn class(path: &Path, config: &Value) -> Result<Option<String>, Error> {
     let class = |config: &Value| config["tokenizer_class"].as_str().map(str::to_owned);
     match class(config) {

@@ -96,7 +96,7 @@ pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
             Some(&id) => ids.push(id),
             None if word.len() <= SHORT => merge(word.as_bytes(), ranks, &mut parts, &mut ids),
             None => {
-                // A word may begin with a space; only one of white space ends with it.
+                // A word may begin with a space, but only white space ends with one.
                 if word.ends_with(char::is_whitespace)
                     && let Some((at, _)) = word.char_indices().nth(LONGEST_SPACE)
                 {

@@ -312,7 +312,7 @@ fn of_lines(pieces: Vec<String>, config: &Value) -> Vocabulary {
     Vocabulary { lowercase, strip_accents, split_ideographs, pieces }
 }
 
-/// Hugging Face's classes of tokenizers with the rules of BERT's; our exports name the last.
+/// Hugging Face's tokenizer classes with BERT's rules; our exports name the last.
 const BERT: [&str; 8] = [
     "BertTokenizer",
     "ConvBertTokenizer",
