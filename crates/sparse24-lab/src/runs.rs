@@ -302,11 +302,8 @@ fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
     }
     let Err(error) = RunDirectory::check_free(path) else { return Ok(()) };
     Err(match error {
-        // `run_config` names the remedy for a lost config.toml.
-        Error::File { .. } if disk::exists(&path.join("provenance.json")) => {
-            run_config(path).err().unwrap_or(error)
-        }
-        Error::File { path, .. } => Error::file(
+        // That of a run which lost its config.toml names the remedy.
+        Error::File { path, .. } if !disk::exists(&path.join("provenance.json")) => Error::file(
             path,
             "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
              again",

@@ -73,9 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             None => {
                 let mut failures = results.arms[arm].failures.iter();
                 let failed = failures.find(|failed| failed.seed == results.seeds[at]);
-                failed.map_or("ended early".to_owned(), |failed| {
-                    format!("ended at step {}: {}", failed.failure.step, failed.failure.what)
-                })
+                let failure = &failed.expect("it has a loss or has failed").failure;
+                format!("ended at step {}: {}", failure.step, failure.what)
             }
         };
         note(format_args!(

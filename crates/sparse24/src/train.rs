@@ -280,8 +280,8 @@ fn choose_lambda(
             lambda_search::search(config.clone(), wanted, &folder, 1, keep, more, signals)?;
         if let Some(advice) = &report.advice {
             return Err(lambda_search::infeasible(&format!(
-                "{advice}; to do so, run `sparse24 lambda-search --candidates A,B,C --out DIR` \
-                 with these settings, then this command with --lambda-search DIR"
+                "{advice}; for other candidates, run `sparse24 lambda-search --candidates A,B,C \
+                 --out DIR` with these settings, then this command with --lambda-search DIR"
             )));
         }
         report

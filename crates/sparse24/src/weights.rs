@@ -293,14 +293,17 @@ impl Initial {
                 return Err(self.refuse(&format!("{other}, so {advice}")));
             }
         }
-        let is_trained = |tokenizer: &Tokenizer| tokenizer.kind() == TokenizerKind::Bpe;
+        let is_trained = |tokenizer: &Tokenizer| match tokenizer.kind() {
+            TokenizerKind::WordPiece => Path::new(&config.data.path).is_file(),
+            kind => kind == TokenizerKind::Bpe,
+        };
         if self.tokenizer.is_none() && dataset.tokenizer().is_some_and(is_trained) {
             let (lacks, advice) = match self.spec {
                 ModelSpec::Transformer(_) => (
                     "vocab-src.json and vocab-tgt.json",
                     "set data.tokenizer = \"dictionary\", with dictionaries beside the data",
                 ),
-                _ => ("tokenizer", "start from the run that has it"),
+                _ => ("tokenizer", "`sparse24 prepare --tokenizer FILE` takes theirs"),
             };
             return Err(self.refuse(&format!(
                 "has no {lacks}, and a vocabulary that is trained on the data is not that of the \

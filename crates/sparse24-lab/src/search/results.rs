@@ -267,7 +267,7 @@ impl SearchResults {
             of: members.len(),
             recommended,
             advice: (is_done && recommended.is_none()).then(|| match failed {
-                Some((seed, Failure { step, what })) if mu.iter().all(|mu| mu.is_nan()) => format!(
+                Some((seed, Failure { step, what })) => format!(
                     "the dense run of seed {seed} ended at step {step} ({what}); fix its settings"
                 ),
                 _ => advice(&candidates),

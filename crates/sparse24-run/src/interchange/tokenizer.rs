@@ -121,7 +121,7 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
         [end_of_text(Some(&tokenizer)).map(|_| END), mask_token(&tokenizer, model).map(|_| MASK)];
     let specials: Vec<_> = specials.into_iter().flatten().collect();
     let path = folder.join("tokenizer.json");
-    let rules = check_rules(&file, tokenizer.kind());
+    let rules = check_rules(&file, tokenizer.kind(), mask_token(&tokenizer, model).is_some());
     let rules = rules.map_err(|problem| Error::file(&path, problem));
     match rules.and_then(|()| config_beside(&path, &file, &specials)) {
         Ok(config) => Ok(match ADDING.iter().find(|key| config[**key] == true) {
@@ -144,22 +144,21 @@ fn other(error: Error) -> Result<FolderTokenizer, Error> {
     Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
 }
 
-/// Refuses rules that differ from GPT-2's; a byte tokenizer need not split text into words.
-fn check_rules(file: &Value, kind: TokenizerKind) -> Result<(), String> {
+/// Refuses rules that differ from GPT-2's; a byte tokenizer need not split text into words, and
+/// that of a BERT encloses a sentence in tokens.
+fn check_rules(file: &Value, kind: TokenizerKind, encloses: bool) -> Result<(), String> {
+    let value = |at: &str| file.pointer(at).unwrap_or(&Value::Null);
+    let processor = "/post_processor/type";
     let rules = [
         ("/normalizer", json!([null])),
         ("/pre_tokenizer/type", json!(["ByteLevel"])),
         ("/pre_tokenizer/add_prefix_space", json!([false])),
         ("/pre_tokenizer/use_regex", json!([null, true, kind == TokenizerKind::Gpt2])),
+        (processor, json!([null, "ByteLevel", encloses.then(|| value(processor))])),
         ("/model/dropout", json!([null])),
         ("/model/continuing_subword_prefix", json!([null, ""])),
         ("/model/end_of_word_suffix", json!([null, ""])),
     ];
-    let value = |at: &str| file.pointer(at).unwrap_or(&Value::Null);
-    let added = value("/post_processor/special_tokens").as_object();
-    if kind == TokenizerKind::Gpt2 && added.is_some_and(|tokens| !tokens.is_empty()) {
-        return Err("/post_processor adds tokens to each text".to_owned());
-    }
     let differs = |(at, allowed): &&(&str, Value)| {
         !allowed.as_array().is_some_and(|allowed| allowed.contains(value(at)))
     };
@@ -438,18 +437,12 @@ mod tests {
                 ),
                 ("normalizer", json!({ "type": "Lowercase" }), "/normalizer is not"),
                 ("pre_tokenizer", json!({ "type": "Whitespace" }), "/pre_tokenizer/type is not"),
+                ("post_processor", json!({ "type": "Sequence" }), "/post_processor/type is not"),
             ] {
                 let mut file = file.clone();
                 file[at] = value;
                 write("tokenizer.json", file.to_string());
                 is_other(reason);
-            }
-            let mut begins = file.clone();
-            begins["post_processor"]["special_tokens"] = json!({ END: { "ids": [50_256] } });
-            write("tokenizer.json", begins.to_string());
-            match kind {
-                TokenizerKind::Gpt2 => is_other("/post_processor adds tokens"),
-                _ => assert_eq!(found(), known),
             }
             write("tokenizer.json", file.to_string());
             let config = "tokenizer_config.json";

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::{
-    directory::{CONFIG, TOKENIZER, has_config, without_config},
+    directory::{CONFIG, SCAN, TOKENIZER, has_config, without_config},
     needs::Needs,
 };
 use crate::{
@@ -17,8 +17,7 @@ use crate::{
     },
     disk,
     images::{ImageBatches, Images},
-    json,
-    machine::{self, Memory},
+    json, machine,
     task::{Examples, Judgement, TaskBatches},
     translation::{BeamSearch, Bleu, Pairs, TranslationBatches, TranslationEvaluation},
 };
@@ -334,9 +333,6 @@ impl RunData {
 /// Scores of a fine-tuned model by name.
 pub type Scores = BTreeMap<String, f64>;
 
-/// The name of the file of a run with the [`Scan`] of its data.
-const SCAN: &str = "data.json";
-
 /// Opens the data of a run, with the tokenizer that the checkpoint state `saved` records.
 pub(super) fn data_of(
     run: &Path,
@@ -417,13 +413,16 @@ pub(super) fn trainer_in(
     vocabulary: usize,
 ) -> Result<Trainer, Error> {
     let recipe = config.recipe(vocabulary)?;
-    let needed = Needs::of(config, &recipe, config.steps)?.memory;
-    let refused = |memory: Memory| memory.refuses(needed, group.on_this_machine());
-    let problem = machine::memory().and_then(refused);
-    if let Some(problem) = problem.or_else(|| machine::lacks_address_space(needed)) {
-        return Err(Error::setting("model", problem));
-    }
+    check_memory(config, &recipe, group.on_this_machine())?;
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
+}
+
+/// Refuses a model that does not fit in main memory, as one of `ranks` on this machine.
+pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Result<(), Error> {
+    let needed = Needs::of(config, recipe, config.steps)?.memory;
+    let problem = machine::memory().and_then(|memory| memory.refuses(needed, ranks));
+    let problem = problem.or_else(|| machine::lacks_address_space(needed));
+    problem.map_or(Ok(()), |problem| Err(Error::setting("model", problem)))
 }
 
 /// [`Recipe::check_tensors`] for the device of a configuration; `false` if no adapter was found.

@@ -20,6 +20,8 @@ pub(super) const CONFIG: &str = "config.toml";
 pub(super) const PLANS: &str = "plans.json";
 pub(super) const PROVENANCE: &str = "provenance.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
+/// The fingerprint of shards that are not this program's, which takes a scan.
+pub(super) const SCAN: &str = "data.json";
 pub(super) const METRICS: &str = "metrics.jsonl";
 pub(super) const CHECKPOINTS: &str = "checkpoints";
 pub(super) const LOG: &str = "log.txt";
@@ -28,7 +30,7 @@ pub(super) const SEARCH: &str = "lambda-search";
 /// The report, which may be written while the search runs.
 pub const REPORT: &str = "report.html";
 /// Files that a start writes before the configuration.
-const STARTED: [&str; 6] = [PROVENANCE, PLANS, TOKENIZER, METRICS, CHECKPOINTS, LOG];
+const STARTED: [&str; 7] = [PROVENANCE, PLANS, TOKENIZER, SCAN, METRICS, CHECKPOINTS, LOG];
 
 /// A run directory that this process alone may write.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
-    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Take, Write},
     iter, mem,
     path::{Path, PathBuf},
 };
@@ -438,7 +438,7 @@ const LONGEST_LINE: u64 = 1 << 20;
 /// The lines of a file, validated.
 struct Lines {
     path: PathBuf,
-    reader: BufReader<File>,
+    reader: BufReader<Take<File>>,
     line: Vec<u8>,
     /// Byte offset after the last line read.
     end: u64,
@@ -453,10 +453,10 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Self, Error> {
-        let (file, _) = disk::open(path)?;
+        let (file, size) = disk::open(path)?;
         Ok(Self {
             path: path.to_owned(),
-            reader: BufReader::new(file),
+            reader: BufReader::new(file.take(size)),
             line: Vec::new(),
             end: 0,
             number: 0,

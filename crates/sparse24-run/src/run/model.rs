@@ -13,7 +13,7 @@ use sparse24_cpu::threshold::soft_threshold;
 
 use super::{
     Log, MetricsLog,
-    components::{RunData, check_tensors, data_of, new_trainer, run_config},
+    components::{RunData, check_memory, check_tensors, data_of, new_trainer, run_config},
     directory::{CHECKPOINTS, LOG, METRICS, PROVENANCE, TOKENIZER, has_config, without_config},
     identity::{config_of, of_same_data, of_tokenizer},
     metrics::Best,
@@ -80,7 +80,14 @@ impl Model {
                 best.next(&metrics?);
             }
             let Some((loss, step)) = best.lowest else {
-                return Err(Error::file(run, "has no evaluation yet, so no best checkpoint"));
+                let problem = match best.former.last() {
+                    Some(step) => format!(
+                        "has no evaluation since what they measure changed; before that, the best \
+                         was that of step {step}"
+                    ),
+                    None => "has no evaluation yet, so no best checkpoint".to_owned(),
+                };
+                return Err(Error::file(run, problem));
             };
             let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
                 let problem = format!(
@@ -313,8 +320,12 @@ impl Model {
         };
         check_weights(&recipe.model, &checkpoint.weights, |_| false).map_err(unfit)?;
         let vocabulary = recipe.model.vocabulary();
-        while config.batch.size > 1 && check_tensors(&config, &config.recipe(vocabulary)?).is_err()
-        {
+        let fits = |config: &Config| {
+            let recipe = config.recipe(vocabulary)?;
+            check_tensors(config, &recipe)?;
+            check_memory(config, &recipe, 1)
+        };
+        while config.batch.size > 1 && matches!(fits(&config), Err(Error::Setting { .. })) {
             config.batch.size /= 2;
         }
         let mut trainer = new_trainer(&config, vocabulary)?;

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
 
 use super::{
-    Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory,
+    Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
     components::{RunData, data_of, record_scan, run_config, trainer_in, vocabulary},
     flip_reference::FlipReference,
     identity::{self, DATA, TOKENIZER, covers, identity},
@@ -332,9 +332,10 @@ impl Run {
                     );
                     return Err(Error::file(&path, problem));
                 }
-                let accept = |allow: &str| match config.steps == step {
-                    true => format!("extend the run with `resume {allow} --set steps=N`"),
-                    false => format!("accept it with `{}`", how.command(directory.path(), allow)),
+                let more = if config.steps == step { " --set steps=N" } else { "" };
+                let accept = |allow: &str| {
+                    let command = how.command(directory.path(), &format!("{allow}{more}"));
+                    format!("accept it with `{command}`")
                 };
                 if former.is_none() && !allow.iter().any(|key| key == TOKENIZER) {
                     check_rebuilt(&data, &directory, &checkpoint.state)?;
@@ -424,6 +425,11 @@ impl Run {
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
+        let is_pending = |last: &StepMetrics| last.step == step && last.val_loss.is_none();
+        if measured_anew_after.is_some() && cut.last.as_ref().is_some_and(is_pending) {
+            measured_anew_after = Some(step - 1);
+            best.resumed(Some(step), measured_anew_after);
+        }
         if cut.lost.count > 0 {
             let steps = if cut.lost.count == 1 { "step" } else { "steps" };
             notices.push(format!("metrics.jsonl has lost {steps} {}", cut.lost.list));
@@ -461,10 +467,9 @@ impl Run {
         }
         let run = &config.run;
         if run.keep_best && measured_anew_after.is_some() {
-            notices.push(format!(
-                "evaluations measure something else from here on, so only steps after {step} can \
-                    have the best checkpoint; the former best is kept"
-            ));
+            let notice = "evaluations measure something else from here on, and only they count \
+                          for the best checkpoint; a former best is kept";
+            notices.push(notice.to_owned());
         }
         let watches = run.spike_z > 0.0 || !run.flip_reference.is_empty() || run.keep_best;
         // It changes no result, so a reference that has moved must not prevent a resume.

@@ -103,12 +103,15 @@ fn a_model_is_computed_on_the_backend_that_is_named() {
     }
     let line = "--backend wgpu --set backend.arithmetic=bf16";
     place.refuses(&format!("eval run {line}"), 2, "backend.arithmetic: *wgpu*f32");
-    let difference = loss("--backend wgpu").as_f64().unwrap() - cpu.as_f64().unwrap();
-    assert!(difference.abs() <= 1e-5, "sums of f32 in another order: {difference}");
+    let is_close = || {
+        let difference = loss("--backend wgpu").as_f64().unwrap() - cpu.as_f64().unwrap();
+        assert!(difference.abs() <= 1e-5, "sums of f32 in another order: {difference}");
+    };
+    is_close();
     assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
     // No adapter can bind this batch.
     place.edit("run/config.toml", "\nsize = 6\n", "\nsize = 16777216\n");
-    loss("--backend wgpu");
+    is_close();
     assert_eq!(sample("--backend wgpu"), sample("--backend cpu"));
 }
 
@@ -312,7 +315,7 @@ fn the_best_checkpoint_starts_anew_when_evaluations_change() {
         let best = place.json(&format!("eval {run} --best --json --tokens 24"));
         let former = format!("step-{:08}", best["step"].as_u64().unwrap());
         let notes = place.notes(&format!("resume {run} --set {change} --set steps=14"));
-        assert!(notes.contains("only steps after 12 can have the best checkpoint"), "{notes}");
+        assert!(notes.contains("a former best is kept"), "{notes}");
         assert!(place.checkpoints(&run).contains(&former), "{change}: the former best is gone");
         let found = place.json(&format!("eval {run} --best --json --tokens 24"));
         assert!(found["step"].as_u64().unwrap() > 12, "{change}: {found}");

@@ -324,7 +324,11 @@ fn several_tasks_and_seeds_make_a_table() {
     }
     let dev = place.read("glue/CoLA/dev.tsv");
     place.write("glue/CoLA/dev.tsv", dev.replacen("aa", "ab", 1));
-    place.refuses(glue, 3, "extend the run with `resume --allow data.path --set steps=N`");
+    place.refuses(
+        glue,
+        3,
+        "accept it with `sparse24 resume */seed-3 *--allow data.path --set steps=N`",
+    );
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";
     place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");

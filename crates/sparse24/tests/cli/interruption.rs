@@ -278,7 +278,7 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
     let (changed, end) = (place.read("run/config.toml"), place.saved("run", 14));
     fs::copy(place.path("again/config.toml"), place.path("run/config.toml")).unwrap();
     place.refuses("resume run", 3, "run/checkpoints/step-00000014: *`--set steps=14`");
-    let pattern = "with `--set seed=5`*`resume --allow seed --set steps=N`";
+    let pattern = "with `--set seed=5`*`sparse24 resume run *--allow seed --set steps=N`";
     place.refuses("resume run --set steps=14", 3, pattern);
     place.answer("resume run --set steps=14 --set seed=5");
     assert!(place.read("run/config.toml") == changed && place.saved("run", 14) == end);
@@ -324,7 +324,7 @@ fn other_settings_and_data_are_allowed_by_name_unless_weights_depend_on_them() {
     let saved = "run/checkpoints/step-00000012: *";
     let tokens = format!("{saved}3600 + 400 tokens*27*fingerprint");
     place.write("text", original.replacen('q', "p", 1));
-    let advice = "undo the change, *`resume --allow data.path --set steps=N`";
+    let advice = "undo the change, *`sparse24 resume run *--allow data.path --set steps=N`";
     place.refuses("resume run", 3, &format!("{tokens}*{advice}"));
     place.refuses("resume run --allow data", 3, "run: is finished*or data, set more steps than 12");
     let typed = "--set steps=14 --set method.phases=[\"sparse\"] --allow optimizer";

@@ -171,6 +171,12 @@ fn other_data_keep_the_tokenizer_of_the_run() {
     resume_kept(&resume("shards-run", "foreign").replace("14", "16"), 2);
     assert_eq!(place.read("shards-run/tokenizer.2.json"), other);
     place.answer("eval shards-run");
+    // A start that dies has not yet written its configuration.
+    place.train("died", "--set data.path=foreign");
+    place.remove("died/config.toml");
+    place.remove("died/report.html");
+    place.write("died/metrics.jsonl", "");
+    place.train("died", "--set data.path=foreign");
     // The run's tokenizer is not used as one of another kind.
     place.train("bytes", "--set data.tokenizer=byte");
     place.refuses("resume bytes --set data.tokenizer=char --set steps=14", 3, "changes the shape");
