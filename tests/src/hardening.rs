@@ -23,6 +23,9 @@ use std::{
 use sparse24_run::{Error, ErrorKind};
 use tempfile::TempDir;
 
+/// The contents of files.
+type Files = Vec<Vec<u8>>;
+
 /// A loader under attack.
 #[derive(Debug)]
 pub struct Target {
@@ -32,9 +35,9 @@ pub struct Target {
     /// broken.
     pub check: fn(&[u8]) -> bool,
     /// Files that random damage starts from: one that is accepted, then others and known attacks.
-    pub seeds: fn() -> Vec<Vec<u8>>,
+    pub seeds: fn() -> Files,
     /// Sound files with one structured change each.
-    pub variants: fn() -> Vec<Vec<u8>>,
+    pub variants: fn() -> Files,
 }
 
 macro_rules! targets {
@@ -112,6 +115,6 @@ fn read(path: impl AsRef<Path>) -> Vec<u8> {
 }
 
 /// Texts as files.
-fn files(texts: &[&str]) -> Vec<Vec<u8>> {
+fn files(texts: &[&str]) -> Files {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }

@@ -2,7 +2,7 @@
 //! is allocated.
 
 use super::{Arithmetic, Region};
-use crate::Error;
+use crate::{Error, Result};
 
 /// The sizes that a backend can train.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Error::Setting`] names the one that it has.
-    pub fn check_arithmetic(&self, arithmetic: Arithmetic) -> Result<(), Error> {
+    pub fn check_arithmetic(&self, arithmetic: Arithmetic) -> Result {
         if self.lacks != Some(arithmetic) {
             return Ok(());
         }
@@ -85,7 +85,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Error::Setting`] names the key that shrinks tensors of this region, and the limit.
-    pub fn check_tensor(&self, name: &str, shape: [usize; 2], region: Region) -> Result<(), Error> {
+    pub fn check_tensor(&self, name: &str, shape: [usize; 2], region: Region) -> Result {
         let elements = shape[0].saturating_mul(shape[1]);
         if elements <= self.most_elements {
             return Ok(());
@@ -106,7 +106,7 @@ impl Capabilities {
     ///
     /// # Errors
     /// [`Error::Setting`] names the key, the limit and the size found.
-    pub fn check(&self, requirement: &Requirement) -> Result<(), Error> {
+    pub fn check(&self, requirement: &Requirement) -> Result {
         let &Requirement { extent, key, what, value } = requirement;
         let broken =
             |limit: &Limit| value > limit.at_most || !value.is_multiple_of(limit.multiple_of);

@@ -20,7 +20,7 @@ use super::{
     Arithmetic, Backend, Capabilities, DType, Device, Footprint, GraphId, MaskId, Op,
     OptimizerEntry, Region, StepReport, Tensor, bytes,
 };
-use crate::{Error, host::full};
+use crate::{Error, Result, host::full};
 
 mod buffers;
 mod dense;
@@ -93,7 +93,7 @@ impl CpuBackend {
         &mut self,
         outputs: [Tensor; N],
         run: impl FnOnce(&Self, [ArrayViewMut2<'_, f32>; N]) -> Result<(), sparse24_cpu::Error>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let mut taken = outputs.map(|t| self.buffers.take(t));
         let mut at = 0;
         let views = taken.each_mut().map(|data| {
@@ -138,12 +138,12 @@ impl Backend for CpuBackend {
         Capabilities::unlimited("cpu")
     }
 
-    fn set_step(&mut self, state: StepState) -> Result<(), Error> {
+    fn set_step(&mut self, state: StepState) -> Result {
         self.state = state;
         Ok(())
     }
 
-    fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+    fn execute(&mut self, op: &Op<'_>) -> Result {
         op.check()?;
         match op {
             Op::Sparse(op) => self.sparse(op),
@@ -152,23 +152,19 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn fused(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
+    fn fused(&mut self, ops: &[Op<'_>]) -> Result<usize> {
         self.add_norm(ops)
     }
 
-    fn graph(
-        &mut self,
-        _: GraphId,
-        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn graph(&mut self, _: GraphId, work: &mut dyn FnMut(&mut dyn Backend) -> Result) -> Result {
         work(self)
     }
 
-    fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64, Error> {
+    fn flip_count(&mut self, MaskId(a): MaskId, MaskId(b): MaskId) -> Result<u64> {
         Ok(flip_count(&self.masks[a], &self.masks[b])?)
     }
 
-    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64, Error> {
+    fn l1_distance(&mut self, a: Tensor, b: Tensor) -> Result<f64> {
         check::distance(a, b)?;
         let [a, b] = [a, b].map(|t| self.buffers.view(t));
         let [a, b] = [a.as_standard_layout(), b.as_standard_layout()];
@@ -176,7 +172,7 @@ impl Backend for CpuBackend {
         Ok(optimizer::l1_distance(a, b)?)
     }
 
-    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+    fn report(&mut self, losses: Tensor) -> Result<StepReport> {
         check::f32s("report", losses)?;
         let losses = self.buffers.view(losses).iter().copied().collect();
         Ok(StepReport { losses, grad_norm: self.grad_norm, non_finite: self.non_finite.take() })

@@ -6,7 +6,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// One rank, and its way to the others.
 pub trait Group: Send {
@@ -28,7 +28,7 @@ pub trait Group: Send {
     ///
     /// # Panics
     /// Unless there is one part per rank.
-    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, Error>;
+    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>>;
 
     /// Leaves the group, whose ranks have nothing more to exchange.
     fn close(&mut self) {}
@@ -39,7 +39,7 @@ impl dyn Group + '_ {
     ///
     /// # Errors
     /// Errors of [`Group::exchange`].
-    pub fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    pub fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.exchange(&vec![own; self.world()])
     }
 
@@ -47,7 +47,7 @@ impl dyn Group + '_ {
     ///
     /// # Errors
     /// Errors of [`Group::exchange`].
-    pub fn all_gather_floats(&mut self, own: &[f32]) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn all_gather_floats(&mut self, own: &[f32]) -> Result<Vec<Vec<f32>>> {
         Ok(self.all_gather(&to_bytes(own))?.iter().map(|bytes| to_floats(bytes)).collect())
     }
 
@@ -55,7 +55,7 @@ impl dyn Group + '_ {
     ///
     /// # Errors
     /// Errors of [`Group::exchange`].
-    pub fn broadcast(&mut self, of_rank_0: &[u8]) -> Result<Vec<u8>, Error> {
+    pub fn broadcast(&mut self, of_rank_0: &[u8]) -> Result<Vec<u8>> {
         let bytes = if self.rank() == 0 { of_rank_0 } else { &[] };
         Ok(self.all_gather(bytes)?.swap_remove(0))
     }
@@ -74,7 +74,7 @@ impl Group for Solo {
         1
     }
 
-    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, Error> {
+    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         assert_eq!(parts.len(), 1, "one part per rank");
         Ok(vec![parts[0].to_vec()])
     }
@@ -114,7 +114,7 @@ impl Group for Threads {
         self.to.len()
     }
 
-    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>, Error> {
+    fn exchange(&mut self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         assert_eq!(parts.len(), self.world(), "one part per rank");
         let gone = |rank| Error::Peer(format!("rank {rank} is gone"));
         for (rank, (to, part)) in self.to.iter().zip(parts).enumerate() {

@@ -1,6 +1,6 @@
 //! Memory of the host that may be refused.
 
-use crate::{Error, Region, bytes, error::less_memory};
+use crate::{Error, Region, Result, bytes, error::less_memory};
 
 /// The elements of a matrix, all zero. Unlike `vec![0; n]`, it does not abort without memory.
 ///
@@ -10,7 +10,7 @@ pub fn zeros<T: Clone + Default>(
     name: &str,
     [rows, columns]: [usize; 2],
     region: Region,
-) -> Result<Vec<T>, Error> {
+) -> Result<Vec<T>> {
     let elements = rows.saturating_mul(columns);
     let mut data = Vec::new();
     data.try_reserve_exact(elements)

@@ -48,6 +48,9 @@ pub use reduce::Stage;
 pub use shape_only::{Footprint, POOLS, ShapeOnly, bytes};
 pub use tensor::{DType, Gradient24, GraphId, MaskId, Region, TableId, Tensor, Weight24};
 
+/// A result with an error of this crate, and without a value unless one is named.
+type Result<T = (), E = Error> = core::result::Result<T, E>;
+
 /// Values of tensors on their way to the host, see [`Memory::copy_out`].
 pub type Copied = Box<dyn FnOnce() -> Result<Vec<Vec<f32>>, Error> + Send>;
 

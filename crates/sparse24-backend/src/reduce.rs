@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 use super::{Backend, Tensor, op::Add};
 use crate::{
-    Error,
+    Result,
     group::{Group, misfit, to_bytes, to_floats},
 };
 
@@ -92,7 +92,7 @@ pub(super) fn through_host(
     backend: &mut (impl Backend + ?Sized),
     stages: &[Stage],
     group: &mut dyn Group,
-) -> Result<(), Error> {
+) -> Result {
     for Stage { sent, received, additions, .. } in stages {
         let mut messages = vec![Vec::new(); group.world()];
         for &(rank, tensor) in sent {

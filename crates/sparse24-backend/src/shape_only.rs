@@ -8,7 +8,7 @@ use super::{
     Backend, Capabilities, DType, Device, Gradient24, GraphId, MaskId, Memory, Op, OptimizerEntry,
     Region, StepReport, TableId, Tensor, Weight24,
 };
-use crate::Error;
+use crate::Result;
 
 /// The bytes that a backend takes for what it is asked to hold.
 pub trait Footprint: Send {
@@ -119,51 +119,47 @@ impl Memory for ShapeOnly {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.capabilities.check_tensor(name, shape, region)?;
         let buffer = self.take(region, self.footprint.tensor(shape, dtype, region));
         Ok(Tensor { buffer, offset: 0, shape, stride: shape[1], dtype })
     }
 
-    fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId, Error> {
+    fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId> {
         Ok(MaskId(self.take(Region::Sparse, self.footprint.mask(shape))))
     }
 
-    fn alloc_weight24(
-        &mut self,
-        shape: [usize; 2],
-        orientation: Orientation,
-    ) -> Result<Weight24, Error> {
+    fn alloc_weight24(&mut self, shape: [usize; 2], orientation: Orientation) -> Result<Weight24> {
         Ok(Weight24(self.take(Region::Sparse, self.footprint.weight24(shape, orientation))))
     }
 
-    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {
+    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24> {
         Ok(Gradient24(self.take(Region::Sparse, self.footprint.gradient24(shape))))
     }
 
-    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId> {
         Ok(TableId(self.take(Region::Scratch, self.footprint.table(table))))
     }
 
-    fn upload(&mut self, _: Tensor, _: &[f32]) -> Result<(), Error> {
+    fn upload(&mut self, _: Tensor, _: &[f32]) -> Result {
         Ok(())
     }
 
-    fn upload_ids(&mut self, _: Tensor, _: &[u32]) -> Result<(), Error> {
+    fn upload_ids(&mut self, _: Tensor, _: &[u32]) -> Result {
         Ok(())
     }
 
-    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result {
         to.clear();
         to.resize(from.elements(), 0.0);
         Ok(())
     }
 
-    fn upload_mask(&mut self, _: MaskId, _: &Mask) -> Result<(), Error> {
+    fn upload_mask(&mut self, _: MaskId, _: &Mask) -> Result {
         Ok(())
     }
 
-    fn download_mask(&mut self, _: MaskId) -> Result<Mask, Error> {
+    fn download_mask(&mut self, _: MaskId) -> Result<Mask> {
         Ok(Mask::empty(0, 0)?)
     }
 }
@@ -181,11 +177,11 @@ impl Backend for ShapeOnly {
         self.capabilities
     }
 
-    fn set_step(&mut self, _: StepState) -> Result<(), Error> {
+    fn set_step(&mut self, _: StepState) -> Result {
         Ok(())
     }
 
-    fn execute(&mut self, op: &Op<'_>) -> Result<(), Error> {
+    fn execute(&mut self, op: &Op<'_>) -> Result {
         op.check()?;
         self.flops += op.flops();
         for (pool, bytes) in self.pools.iter_mut().zip(self.footprint.scratch(op)) {
@@ -194,23 +190,19 @@ impl Backend for ShapeOnly {
         Ok(())
     }
 
-    fn graph(
-        &mut self,
-        _: GraphId,
-        work: &mut dyn FnMut(&mut dyn Backend) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn graph(&mut self, _: GraphId, work: &mut dyn FnMut(&mut dyn Backend) -> Result) -> Result {
         work(self)
     }
 
-    fn flip_count(&mut self, _: MaskId, _: MaskId) -> Result<u64, Error> {
+    fn flip_count(&mut self, _: MaskId, _: MaskId) -> Result<u64> {
         Ok(0)
     }
 
-    fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64, Error> {
+    fn l1_distance(&mut self, _: Tensor, _: Tensor) -> Result<f64> {
         Ok(0.0)
     }
 
-    fn report(&mut self, losses: Tensor) -> Result<StepReport, Error> {
+    fn report(&mut self, losses: Tensor) -> Result<StepReport> {
         Ok(StepReport { losses: vec![0.0; losses.elements()], grad_norm: 0.0, non_finite: None })
     }
 }

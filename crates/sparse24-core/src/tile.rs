@@ -69,6 +69,9 @@ pub enum MaskKind {
 }
 
 impl MaskKind {
+    /// Every structure.
+    pub const ALL: [Self; 3] = [Self::Transposable, Self::RowWise, Self::ColumnWise];
+
     /// Whether sixteen mask bits have this structure.
     #[must_use]
     pub const fn admits(self, bits: u16) -> bool {

@@ -1,7 +1,7 @@
 //! The cost of a run before it runs: its model on a backend that only counts.
 
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, BackendEntry, Op, Region, ShapeOnly,
         op::{DenseOp, GradNorm, Gradient, OptimizerStep, Weight},
@@ -62,7 +62,7 @@ impl Estimate {
 /// # Errors
 /// Errors of [`Recipe::check`], and of the allocations: sparsifiable shapes must consist of 4x4
 /// tiles.
-pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate, Error> {
+pub fn estimate(recipe: &Recipe, backend: &BackendEntry) -> Result<Estimate> {
     let capabilities = (backend.capabilities)();
     recipe.check(&capabilities)?;
     let mut counter = ShapeOnly::new((backend.footprint)(), capabilities);

@@ -23,6 +23,9 @@ pub mod trainer;
 
 pub use sparse24_backend::{self as backend, Error, ErrorKind, group, limits};
 
+/// A result with an error of this crate, and without a value unless one is named.
+type Result<T = (), E = Error> = core::result::Result<T, E>;
+
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -6,7 +6,7 @@
 use sparse24_core::op::Activation;
 
 use crate::{
-    Error,
+    Error, Result,
     backend::{Backend, Extent, Requirement, ShapeOnly, Tensor},
     limits::{self, MOST, MOST_LAYERS, share},
     method::Method,
@@ -34,21 +34,21 @@ pub use transformer::{DecodingStep, TransformerSpec};
 /// A model on a device. Parameters are declared when it is built, see [`Builder::parameter`].
 pub trait Model: Send {
     /// Copies a [complete](Batch::complete) batch to the device, for the calls that follow.
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error>;
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result;
 
     /// Forward and backward of the uploaded batch: [`Model::loss`], and the gradients of the step's
     /// loss scale times it.
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error>;
+    fn train(&self, pass: &mut Pass<'_>) -> Result;
 
     /// Forward of the uploaded batch up to its head, which reads the result `[p, d]`; not that of
     /// training, if it differs.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error>;
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor>;
 
     /// The head.
     fn head(&self) -> &dyn PredictionHead;
 
     /// Forward of the uploaded batch: [`Model::loss`].
-    fn evaluate(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn evaluate(&self, pass: &mut Pass<'_>) -> Result {
         let x = self.forward(pass)?;
         self.head().evaluate(pass, x)
     }
@@ -62,7 +62,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that does not generate text; errors from the backend.
-    fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Tensor, Error> {
+    fn next_logits(&self, _: &mut Pass<'_>, _: &[u32]) -> Result<Tensor> {
         Err(no_text())
     }
 
@@ -70,7 +70,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that does not translate; errors from the backend.
-    fn encode(&self, _: &mut Pass<'_>) -> Result<(), Error> {
+    fn encode(&self, _: &mut Pass<'_>) -> Result {
         Err(no_translation())
     }
 
@@ -78,7 +78,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// Errors of [`Model::encode`].
-    fn decode(&self, _: &mut Pass<'_>, _: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+    fn decode(&self, _: &mut Pass<'_>, _: &DecodingStep<'_>) -> Result<Vec<f32>> {
         Err(no_translation())
     }
 
@@ -87,7 +87,7 @@ pub trait Model: Send {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that is not fine-tuned; errors from the backend.
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>> {
         self.head().outputs(pass)
     }
 }
@@ -122,7 +122,7 @@ impl ModelSpec {
         &self,
         builder: &mut Builder<'_>,
         checkpointing: ActivationCheckpointing,
-    ) -> Result<Box<dyn Model>, Error> {
+    ) -> Result<Box<dyn Model>> {
         self.check_sizes()?;
         match self {
             Self::Gpt2(spec) => Ok(Box::new(gpt2::Gpt2::new(builder, *spec, checkpointing)?)),
@@ -178,7 +178,7 @@ impl ModelSpec {
     }
 
     /// Refuses sizes that are too large to count the model's memory.
-    fn check_sizes(&self) -> Result<(), Error> {
+    fn check_sizes(&self) -> Result {
         let Extents { layers, heads, d_model, d_ff, longest, .. } = self.extents();
         limits::size("model.layers", layers, MOST_LAYERS)?;
         limits::size("model.heads", heads, MOST)?;
@@ -194,7 +194,7 @@ impl ModelSpec {
         &self,
         sequence_length: usize,
         checkpointing: ActivationCheckpointing,
-    ) -> Result<(), Error> {
+    ) -> Result {
         if !matches!(self, Self::Gpt2(_)) && checkpointing != ActivationCheckpointing::None {
             let problem = "this model keeps all activations; use \"none\"";
             return Err(Error::setting("model.activation_checkpointing", problem));
@@ -251,7 +251,7 @@ impl ModelSpec {
     ///
     /// # Errors
     /// [`Error::Semantics`] for a sparsifiable shape that does not consist of 4x4 tiles.
-    pub fn parameters(&self) -> Result<Vec<ParameterSpec>, Error> {
+    pub fn parameters(&self) -> Result<Vec<ParameterSpec>> {
         let (mut backend, method) = (ShapeOnly::weightless(), Method::dense());
         let shape = BatchShape { size: 1, sequence_length: 1 };
         let rule = UpdateRule::Sgd { momentum: 0.0 };
@@ -265,7 +265,7 @@ impl ModelSpec {
     ///
     /// # Errors
     /// Errors of [`Self::parameters`].
-    pub fn sparsifiable(&self) -> Result<Vec<(String, u64)>, Error> {
+    pub fn sparsifiable(&self) -> Result<Vec<(String, u64)>> {
         let parameters = self.parameters()?.into_iter();
         let sparsifiable = parameters.filter(|spec| spec.sparsity == Sparsity::Sparsifiable);
         Ok(sparsifiable

@@ -10,7 +10,7 @@ use sparse24_core::{
 };
 
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, Op, Stage, Tensor,
         op::{DropSequences, DropoutOp},
@@ -75,7 +75,7 @@ pub struct Pass<'a> {
 }
 
 /// Called after an operation, with the backend to look at its operands.
-pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Op<'_>) -> Result<(), Error> + 'a;
+pub type Watch<'a> = dyn FnMut(&mut dyn Backend, &Op<'_>) -> Result + 'a;
 
 impl Pass<'_> {
     /// p: tokens in the batch.
@@ -91,12 +91,12 @@ impl Pass<'_> {
     }
 
     /// Executes one operation.
-    pub fn run<'op>(&mut self, op: impl Into<Op<'op>>) -> Result<(), Error> {
+    pub fn run<'op>(&mut self, op: impl Into<Op<'op>>) -> Result {
         self.sequence(&[op.into()])
     }
 
     /// Executes operations that a backend may fuse, see [`Backend::sequence`].
-    pub fn sequence(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
+    pub fn sequence(&mut self, ops: &[Op<'_>]) -> Result {
         match &mut self.watch {
             None => self.backend.sequence(ops)?,
             Some(watch) => ops.iter().try_for_each(|op| {
@@ -118,14 +118,14 @@ impl Pass<'_> {
 
     /// The gradient before a dropout, for a gradient `d` that also flows past it: `d` itself
     /// without dropout, else `out`.
-    pub fn before_dropout(&mut self, d: Tensor, out: Tensor, site: Site) -> Result<Tensor, Error> {
+    pub fn before_dropout(&mut self, d: Tensor, out: Tensor, site: Site) -> Result<Tensor> {
         let Some(dropout) = self.dropout_at(site) else { return Ok(d) };
         self.run(DropoutOp { x: d, out, dropout })?;
         Ok(out)
     }
 
     /// Drops elements of `x`, or of its gradient, in place.
-    pub fn drop_in_place(&mut self, x: Tensor, site: Site) -> Result<(), Error> {
+    pub fn drop_in_place(&mut self, x: Tensor, site: Site) -> Result {
         match self.dropout_at(site) {
             Some(dropout) => self.run(DropoutOp { x, out: x, dropout }),
             None => Ok(()),
@@ -133,12 +133,7 @@ impl Pass<'_> {
     }
 
     /// out = `x`, or its gradient, without the whole sequences that are dropped.
-    pub fn drop_sequences(
-        &mut self,
-        x: Tensor,
-        out: Tensor,
-        dropout: Dropout,
-    ) -> Result<(), Error> {
+    pub fn drop_sequences(&mut self, x: Tensor, out: Tensor, dropout: Dropout) -> Result {
         let sequence_length = self.batch.sequence_length;
         self.run(DropSequences { x, out, sequence_length, dropout })
     }

@@ -3,7 +3,7 @@
 
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
-use crate::{Error, backend::op::HeadLoss, nn::BatchShape};
+use crate::{Error, Result, backend::op::HeadLoss, nn::BatchShape};
 pub use sparse24_backend::DataError;
 
 /// The inputs and targets of a micro-batch on the host.
@@ -70,7 +70,7 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Operand`] names what does not fit.
-    pub fn complete(&mut self, most: BatchShape, inputs: Inputs) -> Result<BatchShape, Error> {
+    pub fn complete(&mut self, most: BatchShape, inputs: Inputs) -> Result<BatchShape> {
         let shape = self.shape.unwrap_or(most);
         let BatchShape { size, sequence_length } = shape;
         let is_larger = shape.tokens() > most.tokens() || sequence_length > most.sequence_length;

@@ -61,7 +61,7 @@ pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
     let w = device.alloc("self-test", [SIDE, SIDE], PURPOSE)?;
     device.upload(w, &bits)?;
     let mask = device.alloc_tiles([SIDE, SIDE], PURPOSE)?;
-    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+    for kind in MaskKind::ALL {
         mask_search(device, w, kind, mask)?;
         let copied = device.copy_out(&[mask.words])?;
         device.arrivals().all().await;

@@ -1,15 +1,24 @@
 //! Every kernel is valid WGSL, and translates to SPIR-V, MSL and HLSL. Needs no GPU.
 
 use naga::{
-    Expression, ScalarKind,
+    Expression, Module, ScalarKind,
     back::{hlsl, msl, spv},
-    valid::{Capabilities, ValidationFlags, Validator},
+    front::wgsl::parse_str,
+    valid::{Capabilities, ModuleInfo, ValidationFlags, Validator},
 };
 use sparse24_wgpu::kernels::{KERNELS, Kernel, MOST_GROUPS, NEEDS};
 
+/// A kernel that is valid, what is known of it, and which of its entry points is the kernel's.
+fn validated(kernel: &Kernel) -> (Module, ModuleInfo, usize) {
+    let module = parse_str(kernel.source).expect("valid WGSL");
+    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
+    let info = validator.validate(&module).expect("valid WGSL");
+    let at = module.entry_points.iter().position(|entry| entry.name == kernel.name);
+    (module, info, at.expect("an entry point"))
+}
+
 fn translated(kernel: &Kernel) -> Result<[usize; 3], Box<dyn std::error::Error>> {
-    let module = naga::front::wgsl::parse_str(kernel.source)
-        .map_err(|error| error.emit_to_string(kernel.source))?;
+    let module = parse_str(kernel.source).map_err(|error| error.emit_to_string(kernel.source))?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::empty()).validate(&module)?;
     let shader_stage = naga::ShaderStage::Compute;
     let entry_point = kernel.name.to_owned();
@@ -38,7 +47,7 @@ fn every_kernel_translates() {
 #[test]
 fn kernels_name_their_bindings() {
     for kernel in KERNELS {
-        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
+        let module = parse_str(kernel.source).expect("valid WGSL");
         let storage = |access: naga::StorageAccess| {
             let space = naga::AddressSpace::Storage { access };
             module.global_variables.iter().filter(|(_, variable)| variable.space == space).count()
@@ -53,7 +62,7 @@ fn kernels_name_their_bindings() {
 #[test]
 fn bits_are_not_loaded_as_numbers() {
     for kernel in KERNELS {
-        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
+        let module = parse_str(kernel.source).expect("valid WGSL");
         let functions = module.functions.iter().map(|(_, function)| function);
         let functions = functions.chain(module.entry_points.iter().map(|entry| &entry.function));
         for expressions in functions.map(|function| &function.expressions) {
@@ -86,11 +95,7 @@ fn discrete_kernels_compute_in_integers() {
     ];
     let kernels = KERNELS.iter().filter(|kernel| DISCRETE.contains(&kernel.name));
     let checked = kernels.map(|kernel| {
-        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
-        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
-        let info = validator.validate(&module).expect("valid WGSL");
-        let at = module.entry_points.iter().position(|entry| entry.name == kernel.name);
-        let at = at.expect("an entry point");
+        let (module, info, at) = validated(kernel);
         let (mut called, mut seen) =
             (vec![(&module.entry_points[at].function, info.get_entry_point(at))], vec![]);
         while let Some((function, of)) = called.pop() {
@@ -115,11 +120,7 @@ fn discrete_kernels_compute_in_integers() {
 fn kernels_need_no_more_than_stated() {
     let mut most = [0; 5];
     for kernel in KERNELS {
-        let module = naga::front::wgsl::parse_str(kernel.source).expect("valid WGSL");
-        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
-        let info = validator.validate(&module).expect("valid WGSL");
-        let at = module.entry_points.iter().position(|entry| entry.name == kernel.name);
-        let at = at.expect("an entry point");
+        let (module, info, at) = validated(kernel);
         let used = |space| {
             let of_entry = info.get_entry_point(at);
             let variables = module.global_variables.iter();

@@ -17,7 +17,7 @@ use sparse24_run::checkpoint::{
     load, save, verify,
 };
 
-use super::{document::Document, path, read, refused, tensors};
+use super::{Files, document::Document, path, read, refused, tensors};
 
 const MANIFEST: &str = "manifest.json";
 const TENSORS: [&str; 2] = ["model.safetensors", "optimizer.safetensors"];
@@ -148,44 +148,44 @@ fn file_of_sound(name: &str) -> Vec<u8> {
     read(saved("seeds").join(name))
 }
 
-pub(super) fn manifest_seeds() -> Vec<Vec<u8>> {
+pub(super) fn manifest_seeds() -> Files {
     let text = file_of_sound(MANIFEST);
     vec![text.clone(), Vec::new(), vec![b'0'; 67], text[..text.len() - 1].to_vec()]
 }
 
-pub(super) fn manifest_variants() -> Vec<Vec<u8>> {
+pub(super) fn manifest_variants() -> Files {
     let manifest = String::from_utf8(file_of_sound(MANIFEST)).expect("JSON");
     let (fields, _) = manifest.split_once(",\n  \"checksum\"").expect("its last field");
     let words = ["header", "all", "model.safetensors", "../../etc/passwd", "state\0.json"];
     Document::json(&format!("{fields}}}"), &words).variants(|text| closed(&text))
 }
 
-pub(super) fn state_seeds() -> Vec<Vec<u8>> {
+pub(super) fn state_seeds() -> Files {
     vec![file_of_sound(STATE), Vec::new(), vec![b'['; 5000]]
 }
 
-pub(super) fn state_variants() -> Vec<Vec<u8>> {
+pub(super) fn state_variants() -> Files {
     let words = ["dense", "sparse", "frozen", "settled"];
     let text = String::from_utf8(file_of_sound(STATE)).expect("JSON");
     Document::json(&text, &words).variants(String::into_bytes)
 }
 
-fn selected(selector: u8, files: Vec<Vec<u8>>) -> impl Iterator<Item = Vec<u8>> {
+fn selected(selector: u8, files: Files) -> impl Iterator<Item = Vec<u8>> {
     files.into_iter().map(move |file| [&[selector], &file[..]].concat())
 }
 
-pub(super) fn tensors_seeds() -> Vec<Vec<u8>> {
+pub(super) fn tensors_seeds() -> Files {
     let [weights, moments] = TENSORS.map(file_of_sound);
     let attacks = [vec![weights], tensors::attacks()].concat();
     selected(0, attacks).chain(selected(1, vec![moments])).collect()
 }
 
-pub(super) fn tensors_variants() -> Vec<Vec<u8>> {
+pub(super) fn tensors_variants() -> Files {
     let [weights, moments] = TENSORS.map(|name| tensors::variants(&file_of_sound(name)));
     selected(0, weights).chain(selected(1, moments)).collect()
 }
 
-pub(super) fn masks_seeds() -> Vec<Vec<u8>> {
+pub(super) fn masks_seeds() -> Files {
     let mut seeds = vec![file_of_sound(MASKS)];
     seeds.extend(tensors::attacks());
     for (shape, end) in [("1,1,4", 8), ("0,4611686018427387904", 0), ("4611686018427387904,0", 8)] {
@@ -195,6 +195,6 @@ pub(super) fn masks_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn masks_variants() -> Vec<Vec<u8>> {
+pub(super) fn masks_variants() -> Files {
     tensors::variants(&file_of_sound(MASKS))
 }

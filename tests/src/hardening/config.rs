@@ -9,6 +9,7 @@ use sparse24_run::config::{Config, dotted, preset, read_table, table_of};
 use sparse24_train::{Error, estimate::estimate, method};
 
 use super::{
+    Files,
     document::{Document, Format},
     file, files, refused,
 };
@@ -83,7 +84,7 @@ fn sound() -> Value {
 }
 
 /// One change each to TOML, and every choice of a method set to every word under every method.
-fn variants(sound: &Value) -> Vec<Vec<u8>> {
+fn variants(sound: &Value) -> Files {
     let presets = preset::PRESETS.iter().map(|preset| preset.name);
     let methods = method::PRESETS.iter().map(|preset| preset.name);
     let words: Vec<_> =
@@ -106,11 +107,11 @@ fn variants(sound: &Value) -> Vec<Vec<u8>> {
     files
 }
 
-pub(super) fn document_variants() -> Vec<Vec<u8>> {
+pub(super) fn document_variants() -> Files {
     variants(&sound())
 }
 
-pub(super) fn settings_variants() -> Vec<Vec<u8>> {
+pub(super) fn settings_variants() -> Files {
     variants(&sound_settings())
 }
 
@@ -121,8 +122,8 @@ fn sound_settings() -> Value {
     settings
 }
 
-pub(super) fn document_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> =
+pub(super) fn document_seeds() -> Files {
+    let mut seeds: Files =
         preset::PRESETS.iter().map(|preset| preset.config().to_toml().into_bytes()).collect();
     seeds.extend(files(&[
         "steps = 1 # comment\nsteps = 2\n",
@@ -142,7 +143,7 @@ pub(super) fn document_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn settings_seeds() -> Vec<Vec<u8>> {
+pub(super) fn settings_seeds() -> Files {
     let mut seeds = vec![Format::Toml.write(&sound_settings()).trim().as_bytes().to_vec()];
     seeds.extend(files(&[
         "optimizer.clip=1e39\nmodel.dropout=-0.0\nmethod.lambda=1e-46",
@@ -165,7 +166,7 @@ fn sound_study() -> Value {
         "arms": [{"name": "dense", "method": {"name": "dense"}}, {"name": "fst", "steps": 20}]})
 }
 
-pub(super) fn study_seeds() -> Vec<Vec<u8>> {
+pub(super) fn study_seeds() -> Files {
     let mut seeds = vec![Format::Toml.write(&sound_study()).into_bytes()];
     seeds.extend(files(&[
         "reference = \"a\"\nseeds = [1]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"A\"\n",
@@ -175,7 +176,7 @@ pub(super) fn study_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn study_variants() -> Vec<Vec<u8>> {
+pub(super) fn study_variants() -> Files {
     let words = ["dense", "fst", "DENSE", "..", "a/b"].map(str::to_owned);
     let mut small = sound_study();
     small["base"] = json!({"steps": 40});

@@ -9,7 +9,7 @@ use sparse24_train::{
     schedule::GradientAccumulation,
 };
 
-use super::{file, path, refused};
+use super::{Files, file, path, refused};
 
 const PNG: &[u8] = include_bytes!("rgb.png");
 const JPEG: &[u8] = include_bytes!("../../../crates/sparse24-run/src/images/cmyk.jpg");
@@ -36,12 +36,12 @@ pub(super) fn image(bytes: &[u8]) -> bool {
     true
 }
 
-pub(super) fn image_seeds() -> Vec<Vec<u8>> {
+pub(super) fn image_seeds() -> Files {
     vec![PNG.to_vec(), JPEG.to_vec(), Vec::new(), b"GIF89a".to_vec(), b"\xff\xd8\xff".to_vec()]
 }
 
 /// Each byte of the header of a PNG, and of the segments of a JPEG, at its extremes.
-pub(super) fn image_variants() -> Vec<Vec<u8>> {
+pub(super) fn image_variants() -> Files {
     let changed = |sound: &'static [u8], range: std::ops::Range<usize>| {
         range.flat_map(move |at| {
             [0, 1, 0x7f, 0xff].map(|value| {

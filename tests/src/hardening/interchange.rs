@@ -14,7 +14,7 @@ use sparse24_train::{
     nn::{Bias, Prediction},
 };
 
-use super::{document::Document, file, files, path, read, refused, tensors};
+use super::{Files, document::Document, file, files, path, read, refused, tensors};
 use crate::{bert, transformer};
 
 /// Small enough for a fuzzer to hit.
@@ -79,7 +79,7 @@ pub(super) fn weights(bytes: &[u8]) -> bool {
     imported.contains(&true)
 }
 
-pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
+pub(super) fn weights_seeds() -> Files {
     let mut seeds = Vec::new();
     for (model, prefix) in models().iter().zip(["transformer.", "bert.", "model."]) {
         let sound = [Dtype::F32, Dtype::F16, Dtype::Bf16]
@@ -93,7 +93,7 @@ pub(super) fn weights_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn weights_variants() -> Vec<Vec<u8>> {
+pub(super) fn weights_variants() -> Files {
     let file = |model| read(exported(model, Dtype::F32).join("model.safetensors"));
     models().iter().flat_map(|model| tensors::variants(&file(model))).collect()
 }
@@ -125,7 +125,7 @@ fn sound_configs() -> Vec<String> {
     models.iter().map(|model| text(model).expect("an export has one")).collect()
 }
 
-pub(super) fn config_seeds() -> Vec<Vec<u8>> {
+pub(super) fn config_seeds() -> Files {
     let sound = sound_configs();
     let more = sound[0].replacen('{', "{\"task_specific_params\":{\"a\":{\"b\":1}},", 1);
     let minimal = "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\
@@ -138,7 +138,7 @@ pub(super) fn config_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn config_variants() -> Vec<Vec<u8>> {
+pub(super) fn config_variants() -> Files {
     let words = [
         "gelu",
         "gelu_new",

@@ -9,7 +9,7 @@ use sparse24_run::{
     run::{MetricsLog, StepMetrics},
 };
 
-use super::{document::Document, file, files, path, read, refused};
+use super::{Files, document::Document, file, files, path, read, refused};
 
 fn collected(path: &Path) -> Result<Vec<StepMetrics>, Error> {
     MetricsLog::steps(path)?.collect()
@@ -68,13 +68,13 @@ fn sound() -> [String; 2] {
     [first.to_owned(), second.trim_end().to_owned()]
 }
 
-pub(super) fn log_variants() -> Vec<Vec<u8>> {
+pub(super) fn log_variants() -> Files {
     let [first, second] = sound();
     let document = Document::json(&first, &["dense", "sparse", "prepared"]);
     document.variants(|first| format!("{first}\n{second}\n").into_bytes())
 }
 
-pub(super) fn log_seeds() -> Vec<Vec<u8>> {
+pub(super) fn log_seeds() -> Files {
     let [first, second] = sound();
     let both = format!("{first}\n{second}\n");
     let third = second.replace("\"step\":2", "\"step\":3");

@@ -12,7 +12,7 @@ use sparse24_train::{
     schedule::GradientAccumulation,
 };
 
-use super::{file, path, refused};
+use super::{Files, file, path, refused};
 
 /// Tasks of every kind of label, with a sound file each.
 const SOUND: [(&str, &str, &str, &str); 5] = [
@@ -75,7 +75,7 @@ fn sound() -> impl Iterator<Item = Vec<u8>> {
     (0..).zip(SOUND).map(|(number, (.., text))| [&[number], text.as_bytes()].concat())
 }
 
-pub(super) fn examples_seeds() -> Vec<Vec<u8>> {
+pub(super) fn examples_seeds() -> Files {
     let attacks: [&[u8]; 6] = [
         b"\0\xef\xbb\xbfa\t1\t\tone\n",
         b"\0a\t1\t\t\xff\n",
@@ -88,7 +88,7 @@ pub(super) fn examples_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Sound files with a line left out, repeated, or cut at each of its bytes.
-pub(super) fn examples_variants() -> Vec<Vec<u8>> {
+pub(super) fn examples_variants() -> Files {
     let cut = |file: Vec<u8>| (1..file.len()).map(|at| file[..at].to_vec()).collect::<Vec<_>>();
     let doubled = |file: &Vec<u8>| [&file[..], &file[1..]].concat();
     sound().flat_map(|file| [vec![doubled(&file)], cut(file)].concat()).collect()

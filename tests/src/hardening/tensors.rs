@@ -9,13 +9,13 @@ use serde_json::{Map, Value, json};
 use sparse24_core::MaskKind;
 use sparse24_run::pruning::{Embeddings, Search, Selection, Unprunable, Verdict, prune, verify};
 
-use super::{document::Document, file as write, path, read, refused};
+use super::{Files, document::Document, file as write, path, read, refused};
 
 pub(super) fn pruned(bytes: &[u8]) -> bool {
     let (input, output) = (write("weights.safetensors", bytes), path("pruned.safetensors"));
     let silent = &mut |_, _| Ok(());
     let mut pruned_any = false;
-    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+    for kind in MaskKind::ALL {
         let include = &|name: &str| !name.contains("excluded");
         let selection = Selection { kind, include, embeddings: Embeddings::Skip };
         let found = verify(&input, selection, silent);
@@ -104,7 +104,7 @@ pub fn headers() -> Vec<(String, &'static str)> {
 }
 
 /// Files that no reader may trust.
-pub(super) fn attacks() -> Vec<Vec<u8>> {
+pub(super) fn attacks() -> Files {
     let sound = r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#;
     let length = sound.len() as u64;
     let mut seeds = vec![Vec::new(), vec![0; 7], vec![0; 8], vec![0xff; 64]];
@@ -134,7 +134,7 @@ pub type Entry = (String, (&'static str, usize), Vec<usize>);
 
 /// A sound file with one change each: in its header's text, or in what the file holds (tensors,
 /// types, shapes, order; values that are zero, negative, infinite, NaN).
-pub(super) fn variants(sound: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn variants(sound: &[u8]) -> Files {
     let (header, data) = split(sound);
     let document = Document::json(header, &DTYPES.map(|(name, _)| name));
     let mut files = document.variants(|header| file(&header, data));
@@ -191,13 +191,13 @@ pub fn holding(entries: &[Entry], fill: u32) -> Vec<u8> {
     file(&Value::from(header).to_string(), &data)
 }
 
-pub(super) fn prune_variants() -> Vec<Vec<u8>> {
+pub(super) fn prune_variants() -> Files {
     let sound = &prune_seeds()[0];
     let (header, data) = split(sound);
     variants(&file(&header.replacen('{', r#"{"__metadata__":{"format":"pt"},"#, 1), data))
 }
 
-pub(super) fn prune_seeds() -> Vec<Vec<u8>> {
+pub(super) fn prune_seeds() -> Files {
     let embedding = ("wte.weight".to_owned(), ("U8", 8), vec![3, 4]);
     let with = |dtype| [("w".to_owned(), dtype, vec![8, 4]), embedding.clone()];
     let floats = [("F32", 32), ("F16", 16), ("BF16", 16), ("F64", 64)];

@@ -12,7 +12,7 @@ use sparse24_run::{
     },
 };
 
-use super::{document::Document, file, files, path, read, refused};
+use super::{Files, document::Document, file, files, path, read, refused};
 
 const HEADER: usize = 128;
 
@@ -78,7 +78,7 @@ fn llm_c(magic: u32, version: u32, count: u32, ids: &[u8]) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
+pub(super) fn shard_seeds() -> Files {
     let narrow = ours(300, &[1, 2, 299], &Tokenizer::Byte);
     let wide = ours(70_000, &[5, 69_999], &Tokenizer::Byte);
     let mut seeds = vec![narrow.clone(), wide, Vec::new(), vec![7], vec![1, 0, 200, 0]];
@@ -101,7 +101,7 @@ pub(super) fn shard_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Shards of many lengths in every layout, whole, cut and extended.
-pub(super) fn shard_variants() -> Vec<Vec<u8>> {
+pub(super) fn shard_variants() -> Files {
     let mut variants = Vec::new();
     // Few ids, around the blocks of the hash and of the reader, and many.
     for count in [0, 1, 2, 3, 31, 63, 64, 65, 255, 256, 448, 512, 960, 1024, 1984, 2048, 4000] {
@@ -197,7 +197,7 @@ fn abc() -> Tokenizer {
     Tokenizer::Character(vec!['a', 'b', 'c'])
 }
 
-pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
+pub(super) fn folder_seeds() -> Files {
     let [byte, abc_file] = [Tokenizer::Byte, abc()].map(|tokenizer| described(&tokenizer));
     let [train, validation] =
         [&[1, 2, 3, 4, 5][..], &[6, 7, 8]].map(|ids| ours(256, ids, &Tokenizer::Byte));
@@ -218,7 +218,7 @@ pub(super) fn folder_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-pub(super) fn folder_variants() -> Vec<Vec<u8>> {
+pub(super) fn folder_variants() -> Files {
     let byte = described(&Tokenizer::Byte);
     let [train, validation] = [&[0, 1, 2, 0, 1][..], &[2, 1, 0]].map(|ids| ours(3, ids, &abc()));
     let other = ours(256, &[1, 2, 3, 4, 5], &Tokenizer::Byte);
@@ -251,7 +251,7 @@ pub(super) fn tokenizer(bytes: &[u8]) -> bool {
     true
 }
 
-pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {
+pub(super) fn tokenizer_seeds() -> Files {
     let mut seeds = vec![described(&abc()), described(&Tokenizer::Byte)];
     seeds.push(described(&Tokenizer::for_text(TokenizerKind::Gpt2, "").unwrap()));
     seeds.push(described(&Tokenizer::Character(vec!['\n', 'a', '\u{e9}', '\u{1f600}'])));
@@ -260,7 +260,7 @@ pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-pub(super) fn tokenizer_variants() -> Vec<Vec<u8>> {
+pub(super) fn tokenizer_variants() -> Files {
     let text = String::from_utf8(described(&abc())).expect("JSON");
     let words = ["byte", "char", "gpt2", "ba", "aa", "a\n\u{e9}\u{1f600}"];
     Document::json(&text, &words).variants(String::into_bytes)
@@ -293,7 +293,7 @@ pub(super) fn corpus(bytes: &[u8]) -> bool {
     is_tokenized
 }
 
-pub(super) fn corpus_seeds() -> Vec<Vec<u8>> {
+pub(super) fn corpus_seeds() -> Files {
     let mut seeds = files(&[
         "to be, or not to be: that is the question",
         "",
@@ -315,6 +315,6 @@ pub(super) fn corpus_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Cuts, also within characters.
-pub(super) fn corpus_variants() -> Vec<Vec<u8>> {
+pub(super) fn corpus_variants() -> Files {
     (0..12).map(|end| "to\r\n\u{e9}\u{20ac}\u{1f600}".as_bytes()[..end].to_vec()).collect()
 }

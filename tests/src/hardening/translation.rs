@@ -12,7 +12,7 @@ use sparse24_train::{
     schedule::GradientAccumulation,
 };
 
-use super::{file, path, refused};
+use super::{Files, file, path, refused};
 
 const SOUND: &str = "one dog\ntwo dogs and a cat\nthree\n";
 const DICTIONARY: &str = "one 3\ntwo@@ 2\ndogs 1\n";
@@ -69,7 +69,7 @@ fn sound() -> [Vec<u8>; 3] {
         .map(|(number, text)| [&[number], text.as_bytes()].concat())
 }
 
-pub(super) fn pairs_seeds() -> Vec<Vec<u8>> {
+pub(super) fn pairs_seeds() -> Files {
     let long = [b"\0".to_vec(), vec![b'a'; 1 << 20], b"\nb\nc\n".to_vec()].concat();
     let attacks: [&[u8]; 7] = [
         b"\0\xef\xbb\xbfone\ntwo\nthree\n",
@@ -84,7 +84,7 @@ pub(super) fn pairs_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Sound files, doubled and cut at each of their bytes.
-pub(super) fn pairs_variants() -> Vec<Vec<u8>> {
+pub(super) fn pairs_variants() -> Files {
     let cut = |file: &Vec<u8>| (1..file.len()).map(|at| file[..at].to_vec()).collect::<Vec<_>>();
     let doubled = |file: &Vec<u8>| [&file[..], &file[1..]].concat();
     sound().iter().flat_map(|file| [vec![doubled(file)], cut(file)].concat()).collect()

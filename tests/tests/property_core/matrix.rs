@@ -87,7 +87,7 @@ fn searches_have_their_structure<T: Bits>(w: &Array2<f32>) {
     let search = |kind| search::mask_search(w.view(), kind).expect("tiled");
     let transposable = search(MaskKind::Transposable);
     let greedy = search::mask_search_greedy(w.view()).expect("tiled");
-    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+    for kind in MaskKind::ALL {
         assert_eq!(search(kind).check(kind), Ok(()));
         assert_eq!(transposable.check(kind), Ok(()));
         assert_eq!(greedy.check(kind), Ok(()));
@@ -219,7 +219,7 @@ proptest! {
         let tiled = rows.is_multiple_of(4) && columns.is_multiple_of(4);
         let error_of = |result: Result<(), Error>| result.err();
         let refused = |operation| (!tiled).then_some(Error::NotTiled { operation, rows, columns });
-        for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+        for kind in MaskKind::ALL {
             let error = error_of(search::mask_search(w.view(), kind).map(drop));
             prop_assert_eq!(error, refused("mask search"));
         }

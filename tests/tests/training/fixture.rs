@@ -16,7 +16,7 @@ use sparse24_train::{
     objective::{Batch, DataError, Evaluation, Objective},
     optim::{Adam, AdamVariant, Optimizer, UpdateRule},
     schedule::{Decay, GradientAccumulation, Schedule},
-    trainer::{ParameterState, Recipe, Trainer},
+    trainer::{FlipSampling, ParameterState, Recipe, StepOutcome, Trainer},
 };
 
 pub(crate) use super::oracle::fst::gpt2;
@@ -158,6 +158,20 @@ pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
     trainer
 }
 
+/// A run at step 0 from [`weights`], on the CPU.
+pub(crate) fn start(recipe: &Recipe) -> Trainer {
+    trainer(cpu(), recipe)
+}
+
+/// A step that succeeds and samples no flips.
+pub(crate) fn step(trainer: &mut Trainer, objective: &dyn Objective) -> StepOutcome {
+    trainer.train_step(objective, FlipSampling::Skip).expect("finite")
+}
+
+pub(crate) fn states(trainer: &mut Trainer) -> Vec<ParameterState> {
+    trainer.parameter_states().expect("downloads")
+}
+
 /// Starts from these weights instead.
 pub(crate) fn start_from(trainer: &mut Trainer, weights: &[(String, Vec<f32>)]) {
     let borrowed: Vec<(&str, &[f32])> =
@@ -168,7 +182,11 @@ pub(crate) fn start_from(trainer: &mut Trainer, weights: &[(String, Vec<f32>)]) 
 /// The bits of w, m and v of every parameter, and the rest of its state.
 pub(crate) type Bits = Vec<([Vec<u32>; 3], ParameterState)>;
 
-pub(crate) fn bits(states: Vec<ParameterState>) -> Bits {
+pub(crate) fn bits(trainer: &mut Trainer) -> Bits {
+    bits_of(states(trainer))
+}
+
+pub(crate) fn bits_of(states: Vec<ParameterState>) -> Bits {
     let of = |mut state: ParameterState| {
         let values =
             [&mut state.weight, &mut state.first_moment, &mut state.second_moment].map(mem::take);

@@ -14,7 +14,7 @@ use sparse24_train::{
     estimate::estimate,
     method::{Method, PhaseKind},
     optim::{Adam, UpdateRule},
-    trainer::{FlipSampling, ParameterState, Progress, Recipe, Trainer},
+    trainer::{ParameterState, Progress, Recipe, Trainer},
 };
 
 use super::fixture::{self, Noise, cpu, gpt2};
@@ -87,16 +87,16 @@ fn step_freezes_its_variance_where_it_has_settled() {
         let mut recipe = recipe("step");
         let adam = Adam { beta1: 0.9, beta2, epsilon: 1e-3 };
         recipe.optimizer.rule = UpdateRule::AdamW(adam);
-        let mut trainer = fixture::trainer(cpu(), &recipe);
+        let mut trainer = fixture::start(&recipe);
         let variance = |trainer: &mut Trainer| -> Vec<f64> {
-            let states = trainer.parameter_states().expect("downloads").into_iter();
+            let states = fixture::states(trainer).into_iter();
             states.flat_map(|state| state.second_moment).map(f64::from).collect()
         };
         let (mut before, mut changes, mut end) = (variance(&mut trainer), Vec::new(), None);
         for step in 1..=recipe.steps {
             let kind = if end.is_none() { PhaseKind::Dense } else { PhaseKind::Sparse };
-            let outcome = trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip);
-            assert_eq!(outcome.expect("finite").phase, kind, "step {step}");
+            let outcome = fixture::step(&mut trainer, &Noise::of(&recipe));
+            assert_eq!(outcome.phase, kind, "step {step}");
             let after = variance(&mut trainer);
             let moved: f64 = before.iter().zip(&after).map(|(a, b)| (a - b).abs()).sum();
             assert_eq!(moved == 0.0, end.is_some(), "step {step}");
@@ -117,7 +117,7 @@ fn step_freezes_its_variance_where_it_has_settled() {
         // A step without a phase before it, one to come, and phases that have no criterion.
         for (phase, end) in [(0, 0), (0, recipe.steps), (1, 2), (9, 2)] {
             let progress = Progress { ends: [(phase, end)].into(), ..Progress::from(3) };
-            let states = trainer.parameter_states().expect("downloads");
+            let states = fixture::states(&mut trainer);
             let error = trainer.restore(progress, &states).expect_err("no end").to_string();
             assert!(error.starts_with("phase_ends: "), "{error}");
         }
@@ -128,14 +128,13 @@ fn step_freezes_its_variance_where_it_has_settled() {
 #[test]
 fn bi_mask_replaces_its_orders_at_every_interval() {
     let recipe = Recipe { steps: INTERVAL + 3, ..recipe("bi-mask") };
-    let mut trainer = fixture::trainer(cpu(), &recipe);
+    let mut trainer = fixture::start(&recipe);
     let mut orders: Vec<Vec<u32>> = Vec::new();
     for step in 0..=recipe.steps {
         if step > 0 {
-            let outcome = trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip);
-            outcome.expect("finite");
+            fixture::step(&mut trainer, &Noise::of(&recipe));
         }
-        let states = trainer.parameter_states().expect("downloads");
+        let states = fixture::states(&mut trainer);
         let mut of_step = Vec::new();
         for (number, state) in (0..).zip(&states).filter(|(_, state)| state.mask.is_some()) {
             let (mask, both) = (state.mask.as_ref(), state.dgrad_mask.as_ref());
@@ -195,8 +194,8 @@ fn an_incomplete_state_is_refused() {
         ("bi-mask", |state| state.dgrad_mask.clone_from(&state.mask), "mask of dgrad is not 2:4"),
     ] {
         let recipe = recipe(name);
-        let mut trainer = fixture::trainer(cpu(), &recipe);
-        let before = trainer.parameter_states().expect("downloads");
+        let mut trainer = fixture::start(&recipe);
+        let before = fixture::states(&mut trainer);
         let mut states = before.clone();
         states[0].weight[0] += 1.0;
         damage(
@@ -216,7 +215,7 @@ fn an_incomplete_state_is_refused() {
         let error = trainer.restore(31, &before).expect_err("of 30 steps").to_string();
         assert!(error.contains("steps: expected at least the 31"), "{error}");
         assert_eq!(trainer.step(), 0);
-        assert!(trainer.parameter_states().expect("downloads") == before, "{name}, {what}");
+        assert!(fixture::states(&mut trainer) == before, "{name}, {what}");
     }
 }
 
@@ -224,10 +223,7 @@ fn an_incomplete_state_is_refused() {
 #[test]
 fn the_state_of_another_run_is_refused() {
     let recipe = recipe("fst");
-    let states = |recipe: &Recipe| {
-        let mut trainer = fixture::trainer(cpu(), recipe);
-        trainer.parameter_states().expect("downloads")
-    };
+    let states = |recipe: &Recipe| fixture::states(&mut fixture::start(recipe));
     let (mut larger, own) = (recipe.clone(), states(&recipe));
     fixture::change(&mut larger, |spec| spec.layers += 1);
     let mut without_v = recipe.clone();
@@ -241,11 +237,11 @@ fn the_state_of_another_run_is_refused() {
         ),
         (&without_v, own.clone(), "not of this optimizer"),
     ] {
-        let mut trainer = fixture::trainer(cpu(), recipe);
-        let before = trainer.parameter_states().expect("downloads");
+        let mut trainer = fixture::start(recipe);
+        let before = fixture::states(&mut trainer);
         let error = trainer.restore(1, &found).expect_err(what).to_string();
         assert!(error.contains(what), "{error}");
-        assert!(trainer.step() == 0 && trainer.parameter_states().expect("downloads") == before);
+        assert!(trainer.step() == 0 && fixture::states(&mut trainer) == before);
     }
 }
 

@@ -12,12 +12,7 @@ use sparse24_tests::oracle::{
     arithmetic::{Arithmetic, Matrix, Random, bound, distance},
     optimizer::Step,
 };
-use sparse24_train::{
-    method::Method,
-    nn::NoWeightDecay,
-    optim::bias_corrections,
-    trainer::{FlipSampling, Recipe},
-};
+use sparse24_train::{method::Method, nn::NoWeightDecay, optim::bias_corrections, trainer::Recipe};
 
 use super::fixture::{self, Noise};
 
@@ -189,14 +184,12 @@ fn a_hundred_steps_are_those_of_pytorch() {
 fn averages_follow_the_weights_of_a_run() {
     let recipe = Recipe { ema_decay: Some(EMA_DECAY), ..fixture::recipe(Method::dense()) };
     let noise = Noise::of(&recipe);
-    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
-    let first = trainer.parameter_states().expect("downloads");
+    let mut trainer = fixture::start(&recipe);
+    let first = fixture::states(&mut trainer);
     let mut expected: Vec<_> = first.into_iter().map(|state| state.weight).collect();
     for _ in 0..fixture::STEPS {
-        trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-        for (state, expected) in
-            trainer.parameter_states().expect("downloads").iter().zip(&mut expected)
-        {
+        fixture::step(&mut trainer, &noise);
+        for (state, expected) in fixture::states(&mut trainer).iter().zip(&mut expected) {
             for (average, w) in expected.iter_mut().zip(&state.weight) {
                 *average = EMA_DECAY * *average + (1.0 - EMA_DECAY) * w;
             }

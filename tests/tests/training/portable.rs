@@ -9,7 +9,7 @@ use sparse24_train::{
     backend::{Footprint, Region, wgpu::WgpuFootprint},
     method::Method,
     model::ModelSpec,
-    trainer::{FlipSampling, Recipe, Trainer},
+    trainer::{Recipe, Trainer},
 };
 
 use super::{
@@ -38,9 +38,7 @@ fn recipes(method: &Method) -> [Recipe; 5] {
 /// The losses of the steps up to this one.
 fn losses(trainer: &mut Trainer, last: u32) -> Vec<f64> {
     let noise = Noise::of(trainer.recipe());
-    (trainer.step()..last)
-        .map(|_| trainer.train_step(&noise, FlipSampling::Skip).expect("finite").loss)
-        .collect()
+    (trainer.step()..last).map(|_| fixture::step(trainer, &noise).loss).collect()
 }
 
 /// The largest difference between the losses of two runs, which are finite.
@@ -53,7 +51,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 /// The losses of a run on the CPU with every weight replaced by a neighbouring number, at random,
 /// before each step.
 fn rounded(recipe: &Recipe, seed: u64) -> Vec<f64> {
-    let (mut trainer, mut random) = (fixture::trainer(fixture::cpu(), recipe), Random(seed));
+    let (mut trainer, mut random) = (fixture::start(recipe), Random(seed));
     let mut step = |last| {
         let mut states = trainer.parameter_states().expect("the CPU fails no copy");
         for weight in states.iter_mut().flat_map(|state| &mut state.weight) {
@@ -105,7 +103,7 @@ fn losses_of_presets_are_those_of_the_cpu() {
 
 fn assert_losses(recipe: &Recipe) {
     if let Some(backend) = sparse24_tests::wgpu() {
-        let cpu = losses(&mut fixture::trainer(fixture::cpu(), recipe), STEPS);
+        let cpu = losses(&mut fixture::start(recipe), STEPS);
         let responses = (1..=4).map(|seed| distance(&rounded(recipe, seed), &cpu));
         let response = responses.fold(0.0, f64::max);
         let tokens = recipe.batch.tokens() * recipe.gradient_accumulation.first.get() as usize;
@@ -124,7 +122,7 @@ fn the_first_masks_are_those_of_the_cpu() {
         let Some(backend) = sparse24_tests::wgpu() else { return };
         let [cpu, found] = [fixture::cpu(), backend].map(|backend| {
             let mut trainer = fixture::trainer(backend, &recipe);
-            let states = trainer.parameter_states().expect("downloads");
+            let states = fixture::states(&mut trainer);
             states.into_iter().map(|state| (state.name, state.mask)).collect::<Vec<_>>()
         });
         assert!(cpu.iter().any(|(_, mask)| mask.is_some()), "{recipe:?}");
@@ -146,8 +144,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         let mut resumed = Trainer::new(backend, recipe.clone()).expect("the same recipe");
         resumed.restore(progress, &states.expect("downloads")).expect("every state is there");
         assert!(losses(&mut resumed, STEPS) == bits[STEPS as usize / 2..], "{recipe:?}");
-        let [expected, found] = [&mut whole, &mut resumed]
-            .map(|trainer| fixture::bits(trainer.parameter_states().expect("downloads")));
+        let [expected, found] = [&mut whole, &mut resumed].map(fixture::bits);
         assert!(expected == found, "{recipe:?}");
     }
 }

@@ -71,7 +71,7 @@ fn trained(trainer: &mut Trainer) -> (Vec<(StepOutcome, f64)>, Bits) {
     };
     let steps: Vec<_> = (0..STEPS).map(step).collect();
     assert_eq!(steps[0].0.phase, PhaseKind::Sparse);
-    (steps, fixture::bits(trainer.parameter_states().expect("downloads")))
+    (steps, fixture::bits(trainer))
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn each_micro_batch_is_made_on_one_rank() {
     let objective = Counted { noise: Noise::of(&recipe), made: Mutex::default() };
     on_ranks(4, &recipe, |trainer| {
         for _ in 0..STEPS {
-            trainer.train_step(&objective, FlipSampling::Skip).expect("finite");
+            fixture::step(trainer, &objective);
         }
     });
     let made = objective.made.into_inner().expect("no panic");
@@ -179,7 +179,7 @@ fn a_loss_that_is_not_finite_on_one_rank_stops_the_update_on_all() {
                 Err(error) => panic!("{error}"),
             }
         }
-        (lines, fixture::bits(trainer.parameter_states().expect("downloads")))
+        (lines, fixture::bits(trainer))
     };
     let alone = on_ranks(1, &recipe, run);
     assert!(alone.0[1].starts_with("step 2: the loss is not finite"), "{:?}", alone.0);
@@ -197,18 +197,18 @@ fn all_ranks_take_the_state_of_rank_0() {
         on_ranks(2, &recipe, |trainer| {
             let noise = Noise::of(trainer.recipe());
             if trainer.group().rank() == 0 {
-                let mut alone = fixture::trainer(fixture::cpu(), trainer.recipe());
+                let mut alone = fixture::start(trainer.recipe());
                 for _ in 0..steps_before {
-                    alone.train_step(&noise, FlipSampling::Skip).expect("finite");
+                    fixture::step(&mut alone, &noise);
                 }
-                let states = alone.parameter_states().expect("downloads");
+                let states = fixture::states(&mut alone);
                 trainer.restore(alone.progress().clone(), &states).expect("every state");
             }
             trainer.take_state_of_rank_0().expect("no rank is gone");
             for _ in steps_before..STEPS {
-                trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+                fixture::step(trainer, &noise);
             }
-            fixture::bits(trainer.parameter_states().expect("downloads"))
+            fixture::bits(trainer)
         })
     };
     let expected = run(0);

@@ -97,11 +97,11 @@ fn an_impossible_recipe_is_refused_by_its_setting() {
 #[test]
 fn no_step_is_beyond_the_recipe() {
     let recipe = Recipe { steps: 1, ..fixture::recipe(fst(1e-2)) };
-    let mut trainer = fixture::trainer(cpu(), &recipe);
-    trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip).expect("the only step");
-    let before = trainer.parameter_states().expect("downloads");
+    let mut trainer = fixture::start(&recipe);
+    fixture::step(&mut trainer, &Noise::of(&recipe));
+    let before = fixture::states(&mut trainer);
     let step = trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip);
     assert_eq!(key(step), "steps");
     assert_eq!(key(trainer.skip_step()), "steps");
-    assert!(trainer.step() == 1 && trainer.parameter_states().expect("downloads") == before);
+    assert!(trainer.step() == 1 && fixture::states(&mut trainer) == before);
 }

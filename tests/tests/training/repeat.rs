@@ -16,13 +16,9 @@ use sparse24_train::{
     trainer::{FlipSampling, Recipe, StepOutcome, Trainer},
 };
 
-use super::fixture::{self, Bits, Noise, STEPS, Validation, fst};
+use super::fixture::{self, Noise, STEPS, Validation, bits, fst, start};
 
 const LAMBDA: f32 = 2e-2;
-
-fn start(recipe: &Recipe) -> Trainer {
-    fixture::trainer(fixture::cpu(), recipe)
-}
 
 /// The bits of the validation loss.
 fn evaluated(trainer: &mut Trainer) -> u64 {
@@ -42,10 +38,6 @@ fn finish(trainer: &mut Trainer) -> Vec<StepOutcome> {
     (trainer.step() + 1..=recipe.steps)
         .map(|step| trainer.train_step(&noise, sampling(step)).expect("finite"))
         .collect()
-}
-
-fn bits(trainer: &mut Trainer) -> Bits {
-    fixture::bits(trainer.parameter_states().expect("downloads"))
 }
 
 /// Losses and norms as bits, since `==` has two zeros.
@@ -167,7 +159,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
             for step in 1..=cut {
                 before.train_step(&noise, sampling(step)).expect("finite");
             }
-            let states = before.parameter_states().expect("downloads");
+            let states = fixture::states(&mut before);
             // A new trainer has other weights and masks until it is restored.
             let mut after = Trainer::new(fixture::cpu(), recipe.clone()).expect("the same recipe");
             after.restore(before.progress().clone(), &states).expect("every state is there");
@@ -204,7 +196,7 @@ fn observation_changes_nothing() {
         assert_eq!(trainer.next_logits(&[1, 2, 3]).expect("runs").len(), 11);
     };
     assert!(run(&generating, FlipSampling::Skip) == unobserved, "generating");
-    let saving = |trainer: &mut Trainer| drop(trainer.parameter_states().expect("downloads"));
+    let saving = |trainer: &mut Trainer| drop(fixture::states(trainer));
     assert!(run(&saving, FlipSampling::Skip) == unobserved, "saving");
 }
 
@@ -216,9 +208,9 @@ fn states_copied_out_are_those_of_their_step() {
     let mut trainer = start(&recipe);
     let mut reused = Vec::new();
     for _ in 0..STEPS {
-        let expected = trainer.parameter_states().expect("downloads");
+        let expected = fixture::states(&mut trainer);
         let copied = trainer.copy_out(reused).expect("downloads");
-        trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+        fixture::step(&mut trainer, &noise);
         reused = copied().expect("downloads");
         assert!(reused == expected, "before step {}", trainer.step());
     }
@@ -250,7 +242,7 @@ fn a_step_that_did_not_end_is_repeated_to_the_bit_or_refused() {
             });
             let mut trainer = fixture::trainer(Hooked::new(fixture::cpu(), hook), &recipe);
             (0..3).for_each(|_| drop(train(&mut trainer).expect("finite")));
-            let states = trainer.parameter_states().expect("downloads");
+            let states = fixture::states(&mut trainer);
             if is_dropped {
                 drop(trainer.start_step(&noise, FlipSampling::Skip).expect("queued"));
             } else {

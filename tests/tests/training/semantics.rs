@@ -19,20 +19,12 @@ use sparse24_train::{
 };
 
 use super::{
-    fixture::{self, Bits, INTERVAL, Noise, STEPS, SWITCH, Validation, cpu, fst, gpt2},
+    fixture::{self, INTERVAL, Noise, STEPS, SWITCH, Validation, bits, cpu, fst, gpt2, states},
     oracle::fst::sparsified,
     spy::spy,
 };
 
 const LAMBDA: f32 = 2e-2;
-
-fn bits(trainer: &mut Trainer) -> Bits {
-    fixture::bits(states(trainer))
-}
-
-fn states(trainer: &mut Trainer) -> Vec<ParameterState> {
-    trainer.parameter_states().expect("downloads")
-}
 
 /// The mask of every sparsifiable weight, searched in its present values, in order.
 fn searched(states: &[ParameterState]) -> Vec<Mask> {
@@ -62,7 +54,7 @@ fn sparse_work_is_done_only_when_it_is_due() {
         let (spy, log) = spy();
         let mut trainer = fixture::trainer(spy, &recipe);
         for _ in 0..STEPS {
-            trainer.train_step(&Noise::of(&recipe), FlipSampling::Skip).expect("finite");
+            fixture::step(&mut trainer, &Noise::of(&recipe));
         }
         let log = log.lock().expect("the trainer is done with it");
         let layers = sparsified(&recipe.model).count();
@@ -79,7 +71,7 @@ fn sparse_work_is_done_only_when_it_is_due() {
 fn flips_compare_consecutive_weights() {
     for method in [fst(LAMBDA), Method::dense()] {
         let recipe = fixture::recipe(method);
-        let mut trainer = fixture::trainer(cpu(), &recipe);
+        let mut trainer = fixture::start(&recipe);
         let mut before = searched(&states(&mut trainer));
         let mut total = 0;
         for step in 1..=STEPS {
@@ -131,8 +123,8 @@ fn a_non_finite_weight_stops_training() {
             ("h.1.attn.c_attn.bias", "h.1.attn.c_attn"),
             ("ln_f.weight", "ln_f"),
         ] {
-            let mut trainer = fixture::trainer(cpu(), &recipe);
-            trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+            let mut trainer = fixture::start(&recipe);
+            fixture::step(&mut trainer, &noise);
             let good = states(&mut trainer);
             let mut bad = good.clone();
             let state = bad.iter_mut().find(|state| state.name == name).expect("a parameter");
@@ -153,16 +145,16 @@ fn a_non_finite_weight_stops_training() {
                 assert!(is_loss || is_gradient, "{name} {poison}: {error}");
                 assert_eq!(trainer.step(), 1);
                 assert!(
-                    bits(&mut trainer) == fixture::bits(bad.clone()),
+                    bits(&mut trainer) == fixture::bits_of(bad.clone()),
                     "{name} {poison}: updated"
                 );
             }
             // Nothing of it is left in the buffers.
             trainer.restore(1, &good).expect("the shapes are right");
-            trainer.train_step(&noise, FlipSampling::Skip).expect("good again");
-            let mut unharmed = fixture::trainer(cpu(), &recipe);
+            fixture::step(&mut trainer, &noise);
+            let mut unharmed = fixture::start(&recipe);
             for _ in 0..2 {
-                unharmed.train_step(&noise, FlipSampling::Skip).expect("finite");
+                fixture::step(&mut unharmed, &noise);
             }
             let remembers = bits(&mut trainer) != bits(&mut unharmed);
             assert!(!remembers, "{name} {poison}: the run remembers the poison");
@@ -192,7 +184,7 @@ fn assert_stops(
     expected: &[&str],
 ) -> f64 {
     let recipe = fixture::recipe(Method::dense());
-    let mut trainer = fixture::trainer(cpu(), &recipe);
+    let mut trainer = fixture::start(&recipe);
     fixture::start_from(&mut trainer, weights);
     let (loss, before) =
         (fixture::evaluate(&mut trainer, &Validation::of(&recipe)), bits(&mut trainer));
@@ -441,13 +433,13 @@ fn recipes_and_batches_that_do_not_fit_are_refused() {
     ];
     for (case, (of, change)) in cases.into_iter().enumerate() {
         let recipe = of(recipe.clone());
-        let (mut trainer, noise) = (fixture::trainer(cpu(), &recipe), Noise::of(&recipe));
+        let (mut trainer, noise) = (fixture::start(&recipe), Noise::of(&recipe));
         let before = bits(&mut trainer);
         let refused = trainer.train_step(&Changed { noise, change }, FlipSampling::Skip);
         let error = refused.expect_err("no batch");
         assert!(matches!(error, Error::Operand { operation: "batch", .. }), "{case}: {error}");
         assert!(bits(&mut trainer) == before, "{case}: the weights were updated");
-        trainer.train_step(&noise, FlipSampling::Skip).expect("a batch");
+        fixture::step(&mut trainer, &noise);
     }
 }
 
@@ -490,9 +482,9 @@ fn a_batch_without_lengths_has_no_padding() {
     ] {
         let noise = Noise::of(&recipe);
         let run = |change: fn(&mut Batch)| {
-            let mut trainer = fixture::trainer(cpu(), &recipe);
-            trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-            trainer.train_step(&Changed { noise, change }, FlipSampling::Skip).expect("finite");
+            let mut trainer = fixture::start(&recipe);
+            fixture::step(&mut trainer, &noise);
+            fixture::step(&mut trainer, &Changed { noise, change });
             bits(&mut trainer)
         };
         let whole = run(|batch| batch.lengths = vec![7; 3]);
@@ -523,10 +515,10 @@ fn a_step_after_poisoned_passes_is_finite() {
         |trainer, poisoned| drop(trainer.gradient_noise(poisoned).expect("one micro-batch")),
         |trainer, poisoned| trainer.time_plans(poisoned).expect("one micro-batch"),
     ] {
-        let [mut trainer, mut unharmed] = [(); 2].map(|()| fixture::trainer(cpu(), &recipe));
+        let [mut trainer, mut unharmed] = [(); 2].map(|()| fixture::start(&recipe));
         pass(&mut trainer, &Poisoned(noise));
-        trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
-        unharmed.train_step(&noise, FlipSampling::Skip).expect("finite");
+        fixture::step(&mut trainer, &noise);
+        fixture::step(&mut unharmed, &noise);
         assert!(bits(&mut trainer) == bits(&mut unharmed));
     }
 }

@@ -16,7 +16,7 @@ use sparse24_train::{
     nn::{BatchShape, Bias, NoWeightDecay, Prediction},
     optim::{MaskedDecay, UpdateRule},
     schedule::{Decay, GradientAccumulation, Schedule},
-    trainer::{FlipSampling, ParameterState, Recipe},
+    trainer::{ParameterState, Recipe},
 };
 
 use super::{
@@ -68,14 +68,14 @@ fn trained(recipe: &Recipe, noise: Noise) -> Vec<Record> {
     let validation = Validation::of(recipe);
     let mut records = Vec::new();
     for _ in 0..recipe.steps {
-        let outcome = trainer.train_step(&noise, FlipSampling::Skip).expect("finite");
+        let outcome = fixture::step(&mut trainer, &noise);
         let mut quantities = vec![
             ("loss".to_owned(), number(outcome.loss)),
             ("norm".to_owned(), number(f64::from(outcome.grad_norm))),
             ("learning rate".to_owned(), number(f64::from(outcome.learning_rate))),
         ];
         let mut masks = Masks::new();
-        for state in trainer.parameter_states().expect("downloads") {
+        for state in fixture::states(&mut trainer) {
             for (what, values) in
                 [("m", &state.first_moment), ("v", &state.second_moment), ("w", &state.weight)]
             {
@@ -324,7 +324,7 @@ fn the_approximate_estimator_as_in_f64() {
 
 /// The orders of rows of a run, by parameter, if it has them.
 fn orders(recipe: &Recipe) -> BTreeMap<String, Vec<usize>> {
-    let states = fixture::trainer(fixture::cpu(), recipe).parameter_states().expect("downloads");
+    let states = fixture::states(&mut fixture::start(recipe));
     let order = |state: ParameterState| {
         Some((state.name, state.row_order?.into_iter().map(|row| row as usize).collect()))
     };

@@ -128,7 +128,7 @@ fn logits_and_losses_are_those_of_pytorch() {
             assert!((f64::from(*found) - expected).abs() <= 1e-5, "{found} for {expected}");
         }
     }
-    let outcome = trainer.train_step(&batch, FlipSampling::Skip).expect("finite");
+    let outcome = fixture::step(&mut trainer, &batch);
     assert!((8.0 * outcome.loss - 25.157_534).abs() <= 1e-4, "{}", outcome.loss);
 }
 
@@ -137,7 +137,7 @@ fn logits_and_losses_are_those_of_pytorch() {
 fn a_decoding_step_out_of_place_is_refused() {
     const FAR: usize = usize::MAX;
     let recipe = recipe(Method::dense(), BatchShape { size: 2, sequence_length: 5 });
-    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let mut trainer = fixture::start(&recipe);
     let batch = Fixed(sentences());
     let shape = |size, sequence_length| BatchShape { size, sequence_length };
     let tokens: [&[u32]; 3] = [&[], &[2, 2, 2], &[2, 2]];
@@ -186,7 +186,7 @@ fn a_decoding_step_out_of_place_is_refused() {
     refused(&mut trainer, first, "the sources");
 
     let recipe = fixture::recipe(Method::dense());
-    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let mut trainer = fixture::start(&recipe);
     let errors = [trainer.encode(&batch.0).err(), trainer.decode(&first).err()];
     assert!(errors.iter().all(|error| matches!(error, Some(Error::Setting { .. }))), "{errors:?}");
 }
@@ -362,7 +362,7 @@ fn batches_of_several_shapes_resume_and_repeat_to_the_bit() {
     let steps = |trainer: &mut Trainer, until: u32| -> Vec<u64> {
         let mut losses = Vec::new();
         while trainer.step() < until {
-            let outcome = trainer.train_step(&Shapes, FlipSampling::Skip).expect("finite");
+            let outcome = fixture::step(trainer, &Shapes);
             losses.push(outcome.loss.to_bits());
         }
         losses
@@ -370,21 +370,21 @@ fn batches_of_several_shapes_resume_and_repeat_to_the_bit() {
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         pool.install(|| {
-            let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+            let mut trainer = fixture::start(&recipe);
             let losses = steps(&mut trainer, recipe.steps);
-            (losses, fixture::bits(trainer.parameter_states().expect("downloads")))
+            (losses, fixture::bits(&mut trainer))
         })
     };
     let (losses, expected) = run(1);
     assert!(run(3) == (losses.clone(), expected.clone()), "threads");
     for until in [1, 5] {
-        let mut before = fixture::trainer(fixture::cpu(), &recipe);
+        let mut before = fixture::start(&recipe);
         steps(&mut before, until);
-        let states = before.parameter_states().expect("downloads");
+        let states = fixture::states(&mut before);
         let mut after = Trainer::new(fixture::cpu(), recipe.clone()).expect("a valid recipe");
         after.restore(before.progress().clone(), &states).expect("every state is there");
         assert!(steps(&mut after, recipe.steps) == losses[until as usize..], "from step {until}");
-        let found = fixture::bits(after.parameter_states().expect("downloads"));
+        let found = fixture::bits(&mut after);
         assert!(found == expected, "from step {until}");
     }
 }
@@ -399,9 +399,9 @@ fn a_batch_does_not_depend_on_the_largest_one() {
         fixture_longest(&mut recipe);
         recipe.optimizer =
             Optimizer { rule: UpdateRule::Sgd { momentum: 0.5 }, ..recipe.optimizer };
-        let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
-        let outcome = trainer.train_step(&batch, FlipSampling::Skip).expect("finite");
-        let bits = fixture::bits(trainer.parameter_states().expect("downloads"));
+        let mut trainer = fixture::start(&recipe);
+        let outcome = fixture::step(&mut trainer, &batch);
+        let bits = fixture::bits(&mut trainer);
         let loss = trainer.evaluate(&batch, 2).expect("no device fails");
         (outcome.loss.to_bits(), bits, loss.loss_sum.to_bits())
     };
@@ -422,7 +422,7 @@ fn more_and_shorter_sequences_than_dropout_has_room_for_are_refused() {
     fixture::change(&mut recipe, |spec| (spec.sequence_length, spec.vocabulary) = (16, 13));
     let mut batch = random_batch(3, BatchShape { size: 8, sequence_length: 8 });
     (batch.source, batch.lengths) = (Vec::new(), Vec::new());
-    let mut trainer = fixture::trainer(fixture::cpu(), &recipe);
+    let mut trainer = fixture::start(&recipe);
     let refused = trainer.train_step(&Fixed(batch), FlipSampling::Skip);
     let error = refused.expect_err("eight tiles per head, not four").to_string();
     assert!(error.contains("dropout of attention"), "{error}");

@@ -7,7 +7,7 @@ use std::mem;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ShapeBuilder};
 
-use crate::{DType, Error, Region, Tensor, bytes, zeros};
+use crate::{DType, Region, Result, Tensor, bytes, zeros};
 
 /// All dense buffers, in the order of allocation.
 #[derive(Default)]
@@ -108,7 +108,7 @@ impl Buffers {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let data = match dtype {
             DType::F32 | DType::Activation => Data::F32(zeros(name, shape, region)?),
             DType::U32 => Data::U32(zeros(name, shape, region)?),

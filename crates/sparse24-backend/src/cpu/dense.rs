@@ -21,7 +21,7 @@ use sparse24_cpu::{
 
 use super::{CpuBackend, buffers::scratch_view};
 use crate::{
-    Arithmetic, Error, Gradient24, Op, Tensor, Weight24,
+    Arithmetic, Error, Gradient24, Op, Result, Tensor, Weight24,
     op::{
         Add, AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
         EmbedBackward, EmbedForward, Fill, Gradient, HeadLoss, LinearDgrad, LinearForward,
@@ -36,7 +36,7 @@ fn row_mut(view: ArrayViewMut2<'_, f32>) -> ArrayViewMut1<'_, f32> {
 }
 
 impl CpuBackend {
-    pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
+    pub(super) fn dense(&mut self, op: &DenseOp) -> Result {
         match op {
             DenseOp::LinearForward(op) => self.linear_forward(op),
             DenseOp::LinearDgrad(op) => self.linear_dgrad(op),
@@ -118,14 +118,14 @@ impl CpuBackend {
             &mut Vec<f32>,
             [ArrayViewMut2<'_, f32>; N],
         ) -> Result<(), sparse24_cpu::Error>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let mut scratch = mem::take(&mut self.scratch);
         let done = self.write(outputs, |cpu, outputs| run(cpu, &mut scratch, outputs));
         self.scratch = scratch;
         done
     }
 
-    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+    fn linear_forward(&mut self, op: &LinearForward) -> Result {
         if let Weight::Pruned(Weight24(at)) = op.weight
             && self.weights24[at].forward.is_none()
         {
@@ -148,7 +148,7 @@ impl CpuBackend {
         })
     }
 
-    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result {
         self.write_with_scratch([op.dx], |cpu, scratch, [dx]| {
             let dz = cpu.buffers.view(op.dz);
             match op.weight {
@@ -161,7 +161,7 @@ impl CpuBackend {
         })
     }
 
-    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result {
         self.write([op.dw], |cpu, [dw]| {
             let x = cpu.buffers.view(op.x);
             match op.dz {
@@ -173,14 +173,14 @@ impl CpuBackend {
         })
     }
 
-    fn add(&mut self, op: &Add) -> Result<(), Error> {
+    fn add(&mut self, op: &Add) -> Result {
         self.write([op.out], |cpu, [out]| {
             let x = (op.x != op.out).then(|| cpu.buffers.view(op.x));
             add(x, cpu.buffers.view(op.delta), out)
         })
     }
 
-    fn norm_forward(&mut self, op: &NormForward) -> Result<(), Error> {
+    fn norm_forward(&mut self, op: &NormForward) -> Result {
         self.write_with_scratch([op.y, op.stats], |cpu, scratch, [y, stats]| {
             let (x, gamma) = (cpu.buffers.view(op.x), cpu.buffers.row(op.gamma));
             let beta = op.beta.map(|t| cpu.buffers.row(t));
@@ -191,7 +191,7 @@ impl CpuBackend {
 
     /// Fuses a residual addition with the norm after it, in f32; returns how many operations that
     /// were.
-    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<usize, Error> {
+    pub(super) fn add_norm(&mut self, ops: &[Op<'_>]) -> Result<usize> {
         let [Op::Dense(DenseOp::Add(add)), Op::Dense(DenseOp::NormForward(norm)), ..] = ops else {
             return Ok(0);
         };
@@ -208,7 +208,7 @@ impl CpuBackend {
         Ok(2)
     }
 
-    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+    fn norm_backward(&mut self, op: &NormBackward) -> Result {
         let run = |cpu: &Self,
                    dx: ArrayViewMut2<'_, f32>,
                    dgamma: ArrayViewMut2<'_, f32>,
@@ -233,7 +233,7 @@ impl CpuBackend {
         }
     }
 
-    fn attention_forward(&mut self, op: &AttentionForward) -> Result<(), Error> {
+    fn attention_forward(&mut self, op: &AttentionForward) -> Result {
         let mut words = op.dropout.map(|dropout| self.buffers.take_words(dropout.kept));
         let done = self.write([op.o, op.lse], |cpu, [o, lse]| {
             let [q, k, v] = [op.q, op.k, op.v].map(|t| cpu.buffers.view(t));
@@ -251,7 +251,7 @@ impl CpuBackend {
         done
     }
 
-    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result {
         let forward = &op.forward;
         let run = |cpu: &Self, [dq, dk, dv]: [ArrayViewMut2<'_, f32>; 3]| {
             let [q, k, v] = [forward.q, forward.k, forward.v].map(|t| cpu.buffers.view(t));
@@ -294,7 +294,7 @@ impl CpuBackend {
         }
     }
 
-    fn embed_forward(&mut self, op: &Embed) -> Result<(), Error> {
+    fn embed_forward(&mut self, op: &Embed) -> Result {
         self.write([op.rows], |cpu, [rows]| {
             let (tokens, table) = (cpu.buffers.ids(op.tokens), cpu.buffers.view(op.token_table));
             let positions = op.position_table.map(|t| cpu.buffers.view(t));
@@ -303,7 +303,7 @@ impl CpuBackend {
         })
     }
 
-    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+    fn embed_backward(&mut self, op: &Embed) -> Result {
         let run = |cpu: &Self,
                    table: ArrayViewMut2<'_, f32>,
                    positions: Option<ArrayViewMut2<'_, f32>>| {
@@ -320,7 +320,7 @@ impl CpuBackend {
         }
     }
 
-    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+    fn head_loss(&mut self, op: &HeadLoss) -> Result {
         let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
         let mut sum = 0.0;
         for start in (0..p).step_by(chunk) {

@@ -6,7 +6,8 @@ use sparse24_cpu::strips::Strips;
 
 use super::{CpuBackend, Operands};
 use crate::{
-    DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor, Weight24,
+    DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, Result, TableId, Tensor,
+    Weight24,
     op::{Orientation, check},
     zeros,
 };
@@ -31,21 +32,17 @@ impl Memory for CpuBackend {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.buffers.alloc(name, shape, dtype, region)
     }
 
-    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
+    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId> {
         let tiles = zeros("a mask", [rows / 4, columns / 4], Region::Sparse)?;
         self.masks.push(Mask::from_tiles(rows, columns, tiles)?);
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(
-        &mut self,
-        [r, q]: [usize; 2],
-        orientation: Orientation,
-    ) -> Result<Weight24, Error> {
+    fn alloc_weight24(&mut self, [r, q]: [usize; 2], orientation: Orientation) -> Result<Weight24> {
         check::tiled([r, q])?;
         let forward = orientation != Orientation::Permuted;
         let forward = forward.then(|| Strips::zeros([r, q])).transpose()?;
@@ -53,12 +50,12 @@ impl Memory for CpuBackend {
         Ok(Weight24(self.weights24.len() - 1))
     }
 
-    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24> {
         self.gradients24.push((p, Strips::zeros([r, p])?));
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
-    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId> {
         check::table(table)?;
         for entry in table {
             let Some(MaskId(at)) = entry.mask else { continue };
@@ -68,7 +65,7 @@ impl Memory for CpuBackend {
         Ok(TableId(self.tables.len() - 1))
     }
 
-    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result {
         check::floats("upload", to)?;
         let source = ArrayView2::from_shape(to.shape, from).map_err(|_| Error::Operand {
             operation: "upload",
@@ -82,7 +79,7 @@ impl Memory for CpuBackend {
         })
     }
 
-    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result {
         check::ids("upload", to)?;
         if from.len() != to.elements() {
             return Err(Error::Operand {
@@ -96,7 +93,7 @@ impl Memory for CpuBackend {
         Ok(())
     }
 
-    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result {
         check::floats("download", from)?;
         to.clear();
         for row in self.buffers.view(from).rows() {
@@ -105,16 +102,14 @@ impl Memory for CpuBackend {
         Ok(())
     }
 
-    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result {
         let (expected, found) = (self.masks[to].shape(), from.shape());
-        if found != expected {
-            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found });
-        }
+        check::shape("upload", "mask", expected, found)?;
         self.masks[to].clone_from(from);
         Ok(())
     }
 
-    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask> {
         Ok(self.masks[from].clone())
     }
 }

@@ -10,12 +10,12 @@ use sparse24_cpu::{
 
 use super::{CpuBackend, Operands, buffers::scratch_view};
 use crate::{
-    Error, MaskId, Weight24,
+    MaskId, Result, Weight24,
     op::{CompressWeight, MvueCompress, SparseOp, check},
 };
 
 impl CpuBackend {
-    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result<(), Error> {
+    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result {
         match op {
             SparseOp::MaskSearch(op) => self
                 .write_mask(op.mask, |cpu, out| mask_search(cpu.buffers.view(op.w), op.kind, out)),
@@ -31,7 +31,7 @@ impl CpuBackend {
         &mut self,
         MaskId(id): MaskId,
         run: impl FnOnce(&Self, &mut Mask) -> Result<(), sparse24_cpu::Error>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let empty = Mask::empty(0, 0).expect("0 is a multiple of 4");
         let mut out = mem::replace(&mut self.masks[id], empty);
         let done = run(self, &mut out);
@@ -39,7 +39,7 @@ impl CpuBackend {
         Ok(done?)
     }
 
-    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result {
         let (MaskId(mask), Weight24(out), [r, q]) = (op.mask, op.out, op.w.shape);
         let found = self.weights24[out].dgrad.shape();
         check::shape("compress weight", "out", [q, r], found)?;
@@ -63,7 +63,7 @@ impl CpuBackend {
     }
 
     /// The estimator reads dZ as it is stored.
-    fn mvue_compress(&mut self, op: &MvueCompress) -> Result<(), Error> {
+    fn mvue_compress(&mut self, op: &MvueCompress) -> Result {
         let (most, sampled) = &mut self.gradients24[op.out.0];
         check::sampled([*most, sampled.shape()[0]], op.dz.shape)?;
         let mut sampled = mem::take(sampled);

@@ -9,12 +9,12 @@ use sparse24_cpu::{
 
 use super::CpuBackend;
 use crate::{
-    Error, MaskId, OptimizerEntry, TableId, Tensor,
+    MaskId, OptimizerEntry, Result, TableId, Tensor,
     op::{GradNorm, OptimizerStep, UpdateOp},
 };
 
 impl CpuBackend {
-    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result<(), Error> {
+    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result {
         match op {
             UpdateOp::Copy(op) => self.write([op.to], |cpu, [mut to]| {
                 to.assign(&cpu.buffers.view(op.from));
@@ -33,7 +33,7 @@ impl CpuBackend {
         }
     }
 
-    fn grad_norm(&mut self, GradNorm { table: TableId(table) }: &GradNorm) -> Result<(), Error> {
+    fn grad_norm(&mut self, GradNorm { table: TableId(table) }: &GradNorm) -> Result {
         let squares: Vec<f64> = self.tables[*table]
             .par_iter()
             .map(|entry| {
@@ -48,7 +48,7 @@ impl CpuBackend {
         Ok(())
     }
 
-    fn optimizer_step(&mut self, op: &OptimizerStep<'_>) -> Result<(), Error> {
+    fn optimizer_step(&mut self, op: &OptimizerStep<'_>) -> Result {
         if self.non_finite.is_some() {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use half::bf16;
 use rayon::prelude::*;
 use sparse24_cuda::{Device, Matrix};
 
-use crate::{DType, Error, Region, Tensor};
+use crate::{DType, Region, Result, Tensor};
 
 /// All dense buffers, in the order of allocation.
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl Buffers {
         [rows, columns]: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         device.set_purpose(region.name());
         let tall = if rows == 1 { 1 } else { padded(rows) };
         // A bias of the logits is added to their padding too.
@@ -118,12 +118,7 @@ impl Buffers {
     }
 
     /// Host to device; a weight's copy follows.
-    pub(super) fn upload(
-        &self,
-        device: &mut Device,
-        to: Tensor,
-        from: &[f32],
-    ) -> Result<(), Error> {
+    pub(super) fn upload(&self, device: &mut Device, to: Tensor, from: &[f32]) -> Result {
         match &self.0[to.buffer].data {
             Data::Activation(_) => upload_rounded(device, self.activations(to), from),
             Data::Weight { .. } => {
@@ -135,7 +130,7 @@ impl Buffers {
     }
 
     /// Device to host, rows packed.
-    pub(super) fn download(&self, device: &mut Device, from: Tensor) -> Result<Vec<f32>, Error> {
+    pub(super) fn download(&self, device: &mut Device, from: Tensor) -> Result<Vec<f32>> {
         match &self.0[from.buffer].data {
             Data::Activation(_) => {
                 Ok(device.download(self.activations(from))?.into_iter().map(f32::from).collect())
@@ -145,7 +140,7 @@ impl Buffers {
     }
 
     /// On the device; a weight's copy follows.
-    pub(super) fn copy(&self, device: &mut Device, from: Tensor, to: Tensor) -> Result<(), Error> {
+    pub(super) fn copy(&self, device: &mut Device, from: Tensor, to: Tensor) -> Result {
         match (&self.0[from.buffer].data, &self.0[to.buffer].data) {
             (_, Data::Activation(_)) => {
                 return Ok(device.copy(self.activations(from), self.activations(to))?);
@@ -164,7 +159,7 @@ impl Buffers {
     }
 
     /// Zeroes a tensor, and the copy of a weight.
-    pub(super) fn clear(&self, device: &mut Device, t: Tensor) -> Result<(), Error> {
+    pub(super) fn clear(&self, device: &mut Device, t: Tensor) -> Result {
         match &self.0[t.buffer].data {
             Data::Activation(_) => return Ok(device.fill_bytes(self.activations(t), 0)?),
             Data::Weight { .. } => device.fill_bytes(self.copy_of(t), 0)?,
@@ -174,7 +169,7 @@ impl Buffers {
     }
 }
 
-fn upload_rounded(device: &mut Device, to: Matrix<bf16>, from: &[f32]) -> Result<(), Error> {
+fn upload_rounded(device: &mut Device, to: Matrix<bf16>, from: &[f32]) -> Result {
     /// Values that a task rounds.
     const RUN: usize = 1 << 14;
     Ok(device.upload_with(to, from.len(), |staged| {

@@ -9,7 +9,7 @@ use sparse24_cuda::{
 
 use super::{Activations, CudaBackend, Dgrad, buffers::padded, grown};
 use crate::{
-    DType, Error, Gradient24, Tensor, Weight24,
+    DType, Error, Gradient24, Result, Tensor, Weight24,
     op::{
         Add, AttentionBackward, AttentionDropout, AttentionForward, BiasGrad, DenseOp, Embed,
         EmbedBackward, EmbedForward, Gradient, HeadLoss, LinearDgrad, LinearForward, LinearWgrad,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl CudaBackend {
-    pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
+    pub(super) fn dense(&mut self, op: &DenseOp) -> Result {
         match op {
             DenseOp::LinearForward(op) => self.linear_forward(op, None),
             DenseOp::LinearDgrad(op) => self.linear_dgrad(op),
@@ -96,7 +96,7 @@ impl CudaBackend {
         bias: Option<Matrix<f32>>,
         d: Activations,
         activated: Option<(Activation, Activations)>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let ([m, k], n) = (a.shape(), b.shape()[0]);
         let product = (spmm24::Form::Transposed, [m, n, k], Accumulate::Overwrite);
         let (gpu, scratch) = (&mut self.gpu, &mut self.scratch);
@@ -111,7 +111,7 @@ impl CudaBackend {
         &mut self,
         op: &LinearForward,
         activated: Option<(Activation, Activations)>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let [x, z] = [op.x, op.z].map(|t| self.buffers.activations(t));
         match op.weight {
             Weight::Dense(t) => {
@@ -136,7 +136,7 @@ impl CudaBackend {
         }
     }
 
-    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result<(), Error> {
+    fn linear_dgrad(&mut self, op: &LinearDgrad) -> Result {
         let [dz, dx] = [op.dz, op.dx].map(|t| self.buffers.activations(t));
         match op.weight {
             Weight::Dense(t) => {
@@ -153,7 +153,7 @@ impl CudaBackend {
         }
     }
 
-    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result<(), Error> {
+    fn linear_wgrad(&mut self, op: &LinearWgrad) -> Result {
         let (x, d) = (self.buffers.activations(op.x), self.buffers.floats(op.dw));
         let accumulate = op.accumulate;
         match op.dz {
@@ -175,7 +175,7 @@ impl CudaBackend {
         }
     }
 
-    fn bias_grad(&mut self, op: &BiasGrad) -> Result<(), Error> {
+    fn bias_grad(&mut self, op: &BiasGrad) -> Result {
         let (dz, db) = (self.buffers.activations(op.dz), self.buffers.floats(op.db));
         let shape = bias::bias_grad_scratch(dz.shape());
         let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
@@ -183,11 +183,7 @@ impl CudaBackend {
     }
 
     /// The norm of x, or of a sum that is written to x.
-    pub(super) fn norm_forward(
-        &mut self,
-        op: &NormForward,
-        sum: Option<[Tensor; 2]>,
-    ) -> Result<(), Error> {
+    pub(super) fn norm_forward(&mut self, op: &NormForward, sum: Option<[Tensor; 2]>) -> Result {
         let residual = self.buffers.activations(op.x);
         let x = sum.map_or(residual, |[x, _]| self.buffers.activations(x));
         let op = norm::NormForward {
@@ -203,7 +199,7 @@ impl CudaBackend {
         Ok(norm::norm_forward(&mut self.gpu, &op)?)
     }
 
-    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+    fn norm_backward(&mut self, op: &NormBackward) -> Result {
         let shape = norm::norm_backward_scratch(&self.gpu, op.dy.shape[1]);
         let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
         let op = norm::NormBackward {
@@ -231,7 +227,7 @@ impl CudaBackend {
         attention::AttentionForward { shape, q, k, v, lengths, dropout, o, lse }
     }
 
-    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result {
         let shape = attention::backward_scratch(op.forward.shape);
         let scratch = grown(&mut self.gpu, &mut self.scratch.floats, shape)?;
         let [dq, dk, dv] = op.dqkv.map(|t| self.buffers.activations(t));
@@ -251,7 +247,7 @@ impl CudaBackend {
         }
     }
 
-    fn embed_backward(&mut self, op: &Embed) -> Result<(), Error> {
+    fn embed_backward(&mut self, op: &Embed) -> Result {
         use embedding::EmbedScratch;
         let shape = op.rows.shape;
         let op = self.embed(op);
@@ -264,7 +260,7 @@ impl CudaBackend {
 
     /// The copy of a head's table with its padding rows. A table of one row is held as a vector,
     /// without them.
-    fn table(&mut self, t: Tensor) -> Result<Matrix<bf16>, Error> {
+    fn table(&mut self, t: Tensor) -> Result<Matrix<bf16>> {
         if t.shape[0] > 1 {
             return Ok(self.buffers.tall_copy_of(t));
         }
@@ -275,7 +271,7 @@ impl CudaBackend {
         Ok(table)
     }
 
-    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+    fn head_loss(&mut self, op: &HeadLoss) -> Result {
         let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
         let dbias = op.gradients.and_then(|gradients| gradients.dbias);
         // Losses outlive the sums of the bias's gradient.

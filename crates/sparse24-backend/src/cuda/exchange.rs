@@ -8,13 +8,13 @@ use sparse24_cuda::{
 
 use super::{CudaBackend, buffers::Buffers};
 use crate::{
-    Error, Exchange, Stage, Tensor,
+    Error, Exchange, Result, Stage, Tensor,
     group::{Group, misfit},
 };
 
 impl CudaBackend {
     /// See [`Backend::connect`](crate::Backend::connect).
-    pub(super) fn connect_gpus(&mut self, group: &mut dyn Group) -> Result<String, Error> {
+    pub(super) fn connect_gpus(&mut self, group: &mut dyn Group) -> Result<String> {
         let release = match self.exchange {
             Exchange::Tcp => Err("backend.exchange is \"tcp\"".to_owned()),
             Exchange::Auto | Exchange::Nccl => agreed_release(&self.gpu, group)?,
@@ -36,7 +36,7 @@ impl CudaBackend {
 }
 
 /// The release of NCCL that all ranks have, or why they cannot use it, the same on each.
-fn agreed_release(gpu: &Device, group: &mut dyn Group) -> Result<Result<String, String>, Error> {
+fn agreed_release(gpu: &Device, group: &mut dyn Group) -> Result<Result<String, String>> {
     let own = match nccl::release() {
         Ok((_, release)) => format!("{release}\n{:?}", gpu.uuid()?),
         Err(error) => format!("\n{error}"),
@@ -72,7 +72,7 @@ pub(super) fn start(
     gpu: &mut Device,
     buffers: &Buffers,
     stages: &[Stage],
-) -> Result<(), Error> {
+) -> Result {
     let (Some(gpus), [_, ..]) = (communicator, stages) else { return Ok(()) };
     let floats = |tensor: Tensor| buffers.floats(tensor);
     let all = |transfers: &[(usize, Tensor)]| -> Vec<(usize, Matrix<f32>)> {

@@ -5,7 +5,7 @@ use sparse24_cuda::{compressed::Compressed, optimizer};
 
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
-    Copied, DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, Region, TableId, Tensor,
+    Copied, DType, Gradient24, MaskId, Memory, OptimizerEntry, Region, Result, TableId, Tensor,
     Weight24,
     op::{Orientation, check},
 };
@@ -26,22 +26,18 @@ impl Memory for CudaBackend {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.buffers.alloc(&mut self.gpu, name, shape, dtype, region)
     }
 
-    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId, Error> {
+    fn alloc_mask(&mut self, [rows, columns]: [usize; 2]) -> Result<MaskId> {
         let empty = Mask::empty(rows, columns)?;
         self.gpu.set_purpose(Region::Sparse.name());
         self.masks.push((self.gpu.alloc("mask", [rows / 4, columns / 4])?, empty.shape()));
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(
-        &mut self,
-        [r, q]: [usize; 2],
-        orientation: Orientation,
-    ) -> Result<Weight24, Error> {
+    fn alloc_weight24(&mut self, [r, q]: [usize; 2], orientation: Orientation) -> Result<Weight24> {
         const NAME: &str = "pruned weight";
         check::tiled([r, q])?;
         self.gpu.set_purpose(Region::Sparse.name());
@@ -58,14 +54,14 @@ impl Memory for CudaBackend {
         Ok(Weight24(self.weights24.len() - 1))
     }
 
-    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24, Error> {
+    fn alloc_gradient24(&mut self, [p, r]: [usize; 2]) -> Result<Gradient24> {
         self.gpu.set_purpose(Region::Sparse.name());
         let shape = [r, p.next_multiple_of(4)];
         self.gradients24.push(Compressed::alloc(&mut self.gpu, "sampled gradient", shape)?);
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
-    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId> {
         check::table(table)?;
         let row = |entry: &OptimizerEntry| optimizer::Parameter {
             w: self.buffers.floats(entry.weight),
@@ -82,28 +78,28 @@ impl Memory for CudaBackend {
         Ok(TableId(self.tables.len() - 1))
     }
 
-    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result {
         check::floats("upload", to)?;
         self.gpu.wait_for_copies()?;
         self.buffers.upload(&mut self.gpu, to, from)
     }
 
-    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result {
         check::ids("upload", to)?;
         Ok(self.gpu.upload(self.buffers.ids(to), from)?)
     }
 
-    fn download(&mut self, from: Tensor) -> Result<Vec<f32>, Error> {
+    fn download(&mut self, from: Tensor) -> Result<Vec<f32>> {
         check::floats("download", from)?;
         self.buffers.download(&mut self.gpu, from)
     }
 
-    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result {
         *to = self.download(from)?;
         Ok(())
     }
 
-    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied> {
         from.iter().try_for_each(|&t| check::floats("download", t))?;
         let matrices: Vec<_> = from.iter().map(|&tensor| self.buffers.floats(tensor)).collect();
         if let Some(copy) = self.gpu.copy_to_host(&matrices)? {
@@ -116,16 +112,14 @@ impl Memory for CudaBackend {
         Ok(Box::new(|| Ok(to)))
     }
 
-    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result {
         let (tiles, expected) = self.masks[to];
         let found = from.shape();
-        if found != expected {
-            return Err(Error::Operand { operation: "upload", operand: "mask", expected, found });
-        }
+        check::shape("upload", "mask", expected, found)?;
         Ok(self.gpu.upload(tiles, from.tiles())?)
     }
 
-    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask> {
         let (tiles, [rows, columns]) = self.masks[from];
         Ok(Mask::from_tiles(rows, columns, self.gpu.download(tiles)?)?)
     }

@@ -12,7 +12,7 @@ use sparse24_cuda::{
 };
 
 use super::{Scratch, grown};
-use crate::{Error, PLANNED_ON, Plans};
+use crate::{Error, PLANNED_ON, Plans, Result};
 
 /// The plans of sparse products, by form and m, n, k.
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl SparsePlans {
         scratch: &mut Scratch,
         (form, shape, accumulate): (Form, [usize; 3], Accumulate),
         run: impl Fn(&mut Device, Matrix<f32>, Plan) -> Result<(), Refusal>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let plan = match self.0.get(&(form, shape)) {
             Some(plan) => *plan,
             None => {
@@ -108,7 +108,7 @@ pub(super) fn replay(
     gemm: &mut Gemm,
     sparse: &mut SparsePlans,
     recorded: &Plans,
-) -> Result<(), Error> {
+) -> Result {
     let here = planned_on(gpu, gemm);
     for (key, text) in recorded {
         let refused = |problem: String| Error::Plan { key: key.clone(), problem };

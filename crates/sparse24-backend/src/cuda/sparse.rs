@@ -4,12 +4,12 @@ use sparse24_cuda::{compressed::Compressed, mvue, permute, prune, search};
 
 use super::{CudaBackend, Dgrad, PrunedWeight};
 use crate::{
-    Error, Gradient24, MaskId, Region, Weight24,
+    Error, Gradient24, MaskId, Region, Result, Weight24,
     op::{CompressWeight, PermutedMask, SparseOp, check},
 };
 
 impl CudaBackend {
-    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result<(), Error> {
+    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result {
         match op {
             SparseOp::MaskSearch(op) => {
                 let (w, MaskId(mask)) = (self.buffers.floats(op.w), op.mask);
@@ -26,13 +26,13 @@ impl CudaBackend {
     }
 
     /// The memory of a sampled gradient, for dZ `[p, r]`.
-    pub(super) fn sampled(&self, gradient: usize, found: [usize; 2]) -> Result<Compressed, Error> {
+    pub(super) fn sampled(&self, gradient: usize, found: [usize; 2]) -> Result<Compressed> {
         let [r, most] = self.gradients24[gradient].shape();
         check::sampled([most, r], found)?;
         Ok(self.gradients24[gradient].narrowed(found[0].next_multiple_of(4)))
     }
 
-    fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result<(), Error> {
+    fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result {
         let order = match self.orders.get(&op.out) {
             Some((order, uploaded)) if order == op.order => *uploaded,
             known => {
@@ -54,7 +54,7 @@ impl CudaBackend {
         Ok(permute::permuted_mask(&mut self.gpu, w, tiles, order, out)?)
     }
 
-    fn compress_weight(&mut self, op: &CompressWeight) -> Result<(), Error> {
+    fn compress_weight(&mut self, op: &CompressWeight) -> Result {
         let (MaskId(mask), Weight24(out)) = (op.mask, op.out);
         let (w, tiles) = (self.buffers.floats(op.w), self.masks[mask].0);
         let pruned = prune::Pruned { w, tiles, map: op.map };

@@ -4,12 +4,12 @@ use sparse24_cuda::{average::moving_average, optimizer};
 
 use super::{CudaBackend, graph::Writes};
 use crate::{
-    Error, Memory, TableId,
+    Memory, Result, TableId,
     op::{Fill, UpdateOp},
 };
 
 impl CudaBackend {
-    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result<(), Error> {
+    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result {
         match op {
             UpdateOp::Copy(op) => self.buffers.copy(&mut self.gpu, op.from, op.to),
             UpdateOp::Fill(Fill { to, value }) if value.to_bits() == 0 => {

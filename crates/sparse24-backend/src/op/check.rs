@@ -14,7 +14,7 @@ use super::{
     EmbedForward, Gradient, HeadLoss, Op, OptimizerEntry, PermutedMask, SparseOp, TargetLoss,
     UpdateOp, Weight,
 };
-use crate::{DType, Error, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 fn refused(operation: &str, problem: impl Display) -> Error {
     Error::Refused(format!("{operation}: {problem}"))
@@ -26,7 +26,7 @@ pub(crate) fn shape(
     operand: &'static str,
     expected: [usize; 2],
     found: [usize; 2],
-) -> Result<(), Error> {
+) -> Result {
     if expected == found {
         return Ok(());
     }
@@ -37,28 +37,28 @@ pub(crate) fn shape(
 const FLOATS: &[DType] = &[DType::F32, DType::Activation];
 
 /// Checks that a tensor holds floats.
-pub(crate) fn floats(operation: &'static str, t: Tensor) -> Result<(), Error> {
+pub(crate) fn floats(operation: &'static str, t: Tensor) -> Result {
     Operands::of(operation).floats("the tensor", Some(t), t.shape, FLOATS).map(drop)
 }
 
 /// Checks that a tensor holds f32.
-pub(crate) fn f32s(operation: &'static str, t: Tensor) -> Result<(), Error> {
+pub(crate) fn f32s(operation: &'static str, t: Tensor) -> Result {
     Operands::of(operation).input_f32("the tensor", t, t.shape).map(drop)
 }
 
 /// Checks that a tensor holds ids, without gaps.
-pub(crate) fn ids(operation: &'static str, t: Tensor) -> Result<(), Error> {
+pub(crate) fn ids(operation: &'static str, t: Tensor) -> Result {
     Operands::of(operation).ids("the tensor", t, t.shape).map(drop)
 }
 
 /// Checks the operands of a distance.
-pub(crate) fn distance(a: Tensor, b: Tensor) -> Result<(), Error> {
+pub(crate) fn distance(a: Tensor, b: Tensor) -> Result {
     let operands = Operands::of("l1 distance").input_f32("a", a, a.shape)?;
     operands.input_f32("b", b, a.shape).map(drop)
 }
 
 /// Checks that there are masks of this shape.
-pub(crate) fn tiled([rows, columns]: [usize; 2]) -> Result<(), Error> {
+pub(crate) fn tiled([rows, columns]: [usize; 2]) -> Result {
     if rows % 4 == 0 && columns % 4 == 0 {
         return Ok(());
     }
@@ -66,12 +66,12 @@ pub(crate) fn tiled([rows, columns]: [usize; 2]) -> Result<(), Error> {
 }
 
 /// Checks that a sampled gradient of dZ `[p, r]` fits in the memory of one with these extents.
-pub(crate) fn sampled([most, r]: [usize; 2], found: [usize; 2]) -> Result<(), Error> {
+pub(crate) fn sampled([most, r]: [usize; 2], found: [usize; 2]) -> Result {
     shape("sampled gradient", "dz", [found[0].min(most), r], found)
 }
 
 /// Checks a table of the optimizer.
-pub(crate) fn table(table: &[OptimizerEntry]) -> Result<(), Error> {
+pub(crate) fn table(table: &[OptimizerEntry]) -> Result {
     const OPERATION: &str = "optimizer table";
     let mut written = HashSet::new();
     for entry in table {
@@ -120,7 +120,7 @@ impl Operands {
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let t = t.into();
         Ok(self.input(operand, t, expected)?.written(t))
     }
@@ -131,7 +131,7 @@ impl Operands {
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let t = t.into();
         Ok(self.input_f32(operand, t, expected)?.written(t))
     }
@@ -142,7 +142,7 @@ impl Operands {
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         self.floats(operand, t.into(), expected, &[DType::Activation])
     }
 
@@ -152,7 +152,7 @@ impl Operands {
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         self.floats(operand, t.into(), expected, &[DType::F32])
     }
 
@@ -163,7 +163,7 @@ impl Operands {
         t: Option<Tensor>,
         expected: [usize; 2],
         types: &[DType],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let Some(t) = t else { return Ok(self) };
         shape(self.operation, operand, expected, t.shape)?;
         if !types.contains(&t.dtype) {
@@ -180,7 +180,7 @@ impl Operands {
     }
 
     /// An input like this output, or the output itself.
-    fn in_place(self, operand: &'static str, t: Tensor, out: Tensor) -> Result<Self, Error> {
+    fn in_place(self, operand: &'static str, t: Tensor, out: Tensor) -> Result<Self> {
         if t == out { Ok(self) } else { self.floats(operand, Some(t), out.shape, &[out.dtype]) }
     }
 
@@ -190,7 +190,7 @@ impl Operands {
         operand: &'static str,
         t: impl Into<Option<Tensor>>,
         expected: [usize; 2],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let Some(t) = t.into() else { return Ok(self) };
         shape(self.operation, operand, expected, t.shape)?;
         match t.dtype {
@@ -220,7 +220,7 @@ impl Op<'_> {
     ///
     /// # Errors
     /// [`Error::Operand`] for a shape that does not fit; [`Error::Refused`] for another reason.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result {
         match self {
             Self::Sparse(op) => op.check(),
             Self::Dense(op) => op.check(),
@@ -230,7 +230,7 @@ impl Op<'_> {
 }
 
 impl SparseOp<'_> {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result {
         match self {
             Self::MaskSearch(op) => f32s("mask search", op.w),
             Self::CompressWeight(op) => f32s("compress weight", op.w),
@@ -257,7 +257,7 @@ impl SparseOp<'_> {
 }
 
 impl UpdateOp<'_> {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result {
         let of = Operands::of;
         let checked = match self {
             Self::Copy(op) => {
@@ -278,7 +278,7 @@ impl UpdateOp<'_> {
 }
 
 impl DenseOp {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result {
         let of = Operands::of;
         let checked =
             match self {
@@ -433,7 +433,7 @@ fn attended(op: &AttentionForward) -> [[usize; 2]; 3] {
 }
 
 /// Checks the inputs of the forward pass.
-fn attention(outputs: Operands, op: &AttentionForward) -> Result<Operands, Error> {
+fn attention(outputs: Operands, op: &AttentionForward) -> Result<Operands> {
     let ([queries, keys, lse], kept) = (attended(op), op.dropout.map(|dropout| dropout.kept));
     if op.shape.heads == 0 {
         return Err(refused(outputs.operation, "there are no heads"));
@@ -447,7 +447,7 @@ fn attention(outputs: Operands, op: &AttentionForward) -> Result<Operands, Error
         .ids("kept", kept, [lse[0], words])
 }
 
-fn attention_backward(op: &AttentionBackward) -> Result<(), Error> {
+fn attention_backward(op: &AttentionBackward) -> Result {
     const OPERATION: &str = "attention backward";
     let [queries, keys, lse] = attended(&op.forward);
     let [dq, dk, dv] = op.dqkv;
@@ -474,7 +474,7 @@ fn attention_backward(op: &AttentionBackward) -> Result<(), Error> {
     Err(refused(OPERATION, "dq, dk and dv are not in separate buffers or left to right in one"))
 }
 
-fn head_loss(op: &HeadLoss) -> Result<(), Error> {
+fn head_loss(op: &HeadLoss) -> Result {
     const OPERATION: &str = "head loss";
     let ([p, d], [chunk, v]) = (op.x.shape, op.logits.shape);
     let (needed, outputs) = match op.kind {

@@ -2,7 +2,7 @@
 
 use sparse24_wgpu::{Device, Matrix};
 
-use crate::{DType, Error, Region, Tensor};
+use crate::{DType, Region, Result, Tensor};
 
 /// All dense buffers, in the order of allocation.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(super) fn grown(
     gpu: &mut Device,
     scratch: &mut Option<Matrix>,
     elements: usize,
-) -> Result<Matrix, Error> {
+) -> Result<Matrix> {
     let (name, shape) = ("scratch of operations", [1, elements]);
     let whole = match *scratch {
         Some(whole) if whole.elements() >= elements => whole,
@@ -46,7 +46,7 @@ impl Buffers {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let held = match dtype {
             DType::U32 => [2, shape[0] * shape[1]],
             DType::F32 | DType::Activation => shape,

@@ -9,7 +9,7 @@ use sparse24_wgpu::{
 
 use super::{WgpuBackend, buffers::grown};
 use crate::{
-    Error, Gradient24, Tensor, Weight24,
+    Gradient24, Result, Tensor, Weight24,
     op::{
         AttentionBackward, AttentionForward, BiasGrad, DenseOp, Embed, EmbedBackward, EmbedForward,
         Gradient, HeadLoss, LinearForward, NormBackward, TargetLoss, Weight, check,
@@ -21,7 +21,7 @@ impl WgpuBackend {
         tensors.map(|t| self.buffers.matrix(t))
     }
 
-    pub(super) fn dense(&mut self, op: &DenseOp) -> Result<(), Error> {
+    pub(super) fn dense(&mut self, op: &DenseOp) -> Result {
         match op {
             DenseOp::LinearForward(op) => self.linear_forward(op),
             DenseOp::LinearDgrad(op) => {
@@ -109,7 +109,7 @@ impl WgpuBackend {
     }
 
     /// out = x, unless it is x.
-    fn moved(&mut self, x: Tensor, out: Tensor) -> Result<Matrix, Error> {
+    fn moved(&mut self, x: Tensor, out: Tensor) -> Result<Matrix> {
         let [from, to] = self.matrices([x, out]);
         if x != out {
             elementwise::copy(&mut self.gpu, from, to)?;
@@ -117,7 +117,7 @@ impl WgpuBackend {
         Ok(to)
     }
 
-    fn sums(&mut self, elements: usize) -> Result<Matrix, Error> {
+    fn sums(&mut self, elements: usize) -> Result<Matrix> {
         grown(&mut self.gpu, &mut self.scratch.sums, elements)
     }
 
@@ -128,19 +128,19 @@ impl WgpuBackend {
         }
     }
 
-    fn linear_forward(&mut self, op: &LinearForward) -> Result<(), Error> {
+    fn linear_forward(&mut self, op: &LinearForward) -> Result {
         let ([x, z], weight) = (self.matrices([op.x, op.z]), self.weight(op.weight));
         let bias = op.bias.map(|t| self.buffers.matrix(t));
         Ok(gemm::linear_forward(&mut self.gpu, x, weight, bias, z)?)
     }
 
-    fn bias_grad(&mut self, op: &BiasGrad) -> Result<(), Error> {
+    fn bias_grad(&mut self, op: &BiasGrad) -> Result {
         let [dz, db] = self.matrices([op.dz, op.db]);
         let scratch = self.sums(sums::bias_grad_scratch(dz.shape))?;
         Ok(sums::bias_grad(&mut self.gpu, dz, db, op.accumulate, scratch)?)
     }
 
-    fn norm_backward(&mut self, op: &NormBackward) -> Result<(), Error> {
+    fn norm_backward(&mut self, op: &NormBackward) -> Result {
         let [dy, x, stats] = self.matrices([op.dy, op.x, op.stats]);
         let [gamma, dx, dgamma] = self.matrices([op.gamma, op.dx, op.dgamma]);
         let op = norm::NormBackward {
@@ -166,7 +166,7 @@ impl WgpuBackend {
         attention::AttentionForward { shape, q, k, v, lengths, dropout, o, lse }
     }
 
-    fn attention_backward(&mut self, op: &AttentionBackward) -> Result<(), Error> {
+    fn attention_backward(&mut self, op: &AttentionBackward) -> Result {
         let scratch = self.sums(attention::backward_scratch(op.forward.shape))?;
         let op = attention::AttentionBackward {
             forward: self.attention(&op.forward),
@@ -189,7 +189,7 @@ impl WgpuBackend {
         }
     }
 
-    fn head_loss(&mut self, op: &HeadLoss) -> Result<(), Error> {
+    fn head_loss(&mut self, op: &HeadLoss) -> Result {
         let (p, chunk) = (op.x.shape[0], op.logits.shape[0]);
         let losses = grown(&mut self.gpu, &mut self.scratch.losses, p)?;
         let pass = op.gradients.map_or(Pass::Evaluation, |_| Pass::Training);

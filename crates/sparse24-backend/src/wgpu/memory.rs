@@ -8,8 +8,8 @@ use sparse24_wgpu::{
 
 use super::WgpuBackend;
 use crate::{
-    Copied, DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, PendingMask, Region, TableId,
-    Tensor, Weight24,
+    Copied, DType, Error, Gradient24, MaskId, Memory, OptimizerEntry, PendingMask, Region, Result,
+    TableId, Tensor, Weight24,
     op::{Orientation, check},
 };
 
@@ -24,27 +24,27 @@ impl Memory for WgpuBackend {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.buffers.alloc(&mut self.gpu, name, shape, dtype, region)
     }
 
-    fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId, Error> {
+    fn alloc_mask(&mut self, shape: [usize; 2]) -> Result<MaskId> {
         self.masks.push(self.gpu.alloc_tiles(shape, Region::Sparse.name())?);
         Ok(MaskId(self.masks.len() - 1))
     }
 
-    fn alloc_weight24(&mut self, shape: [usize; 2], _: Orientation) -> Result<Weight24, Error> {
+    fn alloc_weight24(&mut self, shape: [usize; 2], _: Orientation) -> Result<Weight24> {
         check::tiled(shape)?;
         self.weights24.push(self.gpu.alloc("pruned weight", shape, Region::Sparse.name())?);
         Ok(Weight24(self.weights24.len() - 1))
     }
 
-    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24, Error> {
+    fn alloc_gradient24(&mut self, shape: [usize; 2]) -> Result<Gradient24> {
         self.gradients24.push(self.gpu.alloc("sampled gradient", shape, Region::Sparse.name())?);
         Ok(Gradient24(self.gradients24.len() - 1))
     }
 
-    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId, Error> {
+    fn alloc_table(&mut self, table: &[OptimizerEntry]) -> Result<TableId> {
         check::table(table)?;
         let row = |entry: &OptimizerEntry| Parameter {
             w: self.buffers.matrix(entry.weight),
@@ -60,13 +60,13 @@ impl Memory for WgpuBackend {
         Ok(TableId(self.tables.len() - 1))
     }
 
-    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result<(), Error> {
+    fn upload(&mut self, to: Tensor, from: &[f32]) -> Result {
         check::floats("upload", to)?;
         let bits: Vec<u32> = from.iter().map(|x| x.to_bits()).collect();
         Ok(self.gpu.upload(self.buffers.matrix(to), &bits)?)
     }
 
-    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result<(), Error> {
+    fn upload_ids(&mut self, to: Tensor, from: &[u32]) -> Result {
         check::ids("upload", to)?;
         let (ordered, found) = (self.buffers.ordered(to), from.len());
         if found != to.elements() {
@@ -77,7 +77,7 @@ impl Memory for WgpuBackend {
         Ok(self.gpu.upload(ordered, &with_order(from))?)
     }
 
-    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result<(), Error> {
+    fn download_into(&mut self, from: Tensor, to: &mut Vec<f32>) -> Result {
         check::floats("download", from)?;
         let bits = self.gpu.download(self.buffers.matrix(from))?;
         to.clear();
@@ -85,7 +85,7 @@ impl Memory for WgpuBackend {
         Ok(())
     }
 
-    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied, Error> {
+    fn copy_out(&mut self, from: &[Tensor], mut to: Vec<Vec<f32>>) -> Result<Copied> {
         from.iter().try_for_each(|&t| check::floats("download", t))?;
         let matrices: Vec<_> = from.iter().map(|&t| self.buffers.matrix(t)).collect();
         let copied = self.gpu.copy_out(&matrices)?;
@@ -99,15 +99,15 @@ impl Memory for WgpuBackend {
         }))
     }
 
-    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result<(), Error> {
+    fn upload_mask(&mut self, MaskId(to): MaskId, from: &Mask) -> Result {
         Ok(self.gpu.upload_mask(self.masks[to], from)?)
     }
 
-    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask, Error> {
+    fn download_mask(&mut self, MaskId(from): MaskId) -> Result<Mask> {
         Ok(self.gpu.download_mask(self.masks[from])?)
     }
 
-    fn start_mask(&mut self, MaskId(from): MaskId) -> Result<PendingMask, Error> {
+    fn start_mask(&mut self, MaskId(from): MaskId) -> Result<PendingMask> {
         let tiles = self.masks[from];
         let copied = self.gpu.copy_out(&[tiles.words])?;
         Ok(Box::new(move || {

@@ -4,12 +4,12 @@ use sparse24_wgpu::{mvue, permute, prune, search};
 
 use super::WgpuBackend;
 use crate::{
-    Error, Gradient24, MaskId, Region, Weight24,
+    Gradient24, MaskId, Region, Result, Weight24,
     op::{PermutedMask, SparseOp, check},
 };
 
 impl WgpuBackend {
-    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result<(), Error> {
+    pub(super) fn sparse(&mut self, op: &SparseOp<'_>) -> Result {
         match op {
             SparseOp::MaskSearch(op) => {
                 let (w, mask) = (self.buffers.matrix(op.w), self.masks[op.mask.0]);
@@ -30,7 +30,7 @@ impl WgpuBackend {
         }
     }
 
-    fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result<(), Error> {
+    fn permuted_mask(&mut self, op: &PermutedMask<'_>) -> Result {
         let order = match self.orders.get(&op.out) {
             Some((order, uploaded)) if order == op.order => *uploaded,
             known => {

@@ -3,10 +3,10 @@
 use sparse24_wgpu::{average::moving_average, elementwise, optimizer};
 
 use super::WgpuBackend;
-use crate::{Error, TableId, op::UpdateOp};
+use crate::{Result, TableId, op::UpdateOp};
 
 impl WgpuBackend {
-    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result<(), Error> {
+    pub(super) fn update(&mut self, op: &UpdateOp<'_>) -> Result {
         let gpu = &mut self.gpu;
         match op {
             UpdateOp::Copy(op) => {

@@ -9,7 +9,7 @@ use crate::input::{Bits, Layout, everywhere, laid_out, layouts, matrix, poisoned
 
 fn assert_masks<T: Bits>(rows: usize, columns: usize, seed: u64, layout: Layout) {
     let w = matrix::<T>(rows, columns, seed);
-    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+    for kind in MaskKind::ALL {
         let expected = core::mask_search(w.view(), kind).expect("tiled");
         laid_out(&w, layout, |w| {
             everywhere(|level| {

@@ -34,9 +34,9 @@ fn every_layout_is_within_the_bound_at_every_level() {
         [1030, 132, 33],
         [3, 0, 5],
     ];
-    for ([m, k, n], kind) in shapes.into_iter().flat_map(|shape| {
-        [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise].map(|kind| (shape, kind))
-    }) {
+    for ([m, k, n], kind) in
+        shapes.into_iter().flat_map(|shape| MaskKind::ALL.map(|kind| (shape, kind)))
+    {
         let (a, b) = (pruned([m, k], kind), random([k, n], 2, 1.0));
         let (c, bias) = (random([m, n], 3, 1.0), random([1, m], 4, 1.0));
         let expected = wide(&a).dot(&wide(&b));

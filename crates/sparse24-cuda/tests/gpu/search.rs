@@ -62,7 +62,7 @@ fn check_masks<T: Weight + Element>(device: &mut Device, w: &Array2<T>) {
 fn check_kinds<T: Weight + Element>(device: &mut Device, w: ArrayView2<'_, T>, of: Matrix<T>) {
     let [rows, columns] = of.shape();
     let tiles = Poisoned::<u16>::new(device, [rows / 4, columns / 4]);
-    for kind in [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise] {
+    for kind in MaskKind::ALL {
         let mut expected = Mask::empty(rows, columns).expect("tiled");
         cpu::mask_search(w, kind, &mut expected).expect("tiled");
         mask_search(device, of, kind, tiles.matrix).expect("queued");
@@ -70,6 +70,21 @@ fn check_kinds<T: Weight + Element>(device: &mut Device, w: ArrayView2<'_, T>, o
         let differs = found.iter().zip(expected.tiles()).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{kind} of {rows}x{columns}: the first differing tile");
     }
+}
+
+/// Compares the transposable masks of weights that replace those on the device.
+fn check_again<T: Weight + Element>(
+    device: &mut Device,
+    w: &Array2<T>,
+    on_device: Matrix<T>,
+    tiles: &Poisoned<u16>,
+    expected: &mut Mask,
+    what: &str,
+) {
+    device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
+    mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
+    cpu::mask_search(w.view(), MaskKind::Transposable, expected).expect("tiled");
+    assert!(tiles.read(device) == expected.tiles(), "{what} in {}", std::any::type_name::<T>());
 }
 
 #[test]
@@ -117,17 +132,9 @@ fn every_ternary_tile() {
                 }
             }
             narrow.zip_mut_with(&w, |narrow, &w| *narrow = bf16::from_f32(w));
-            device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
-            device
-                .upload(narrow_on_device, narrow.as_slice().expect("row-major"))
-                .expect("uploaded");
-            mask_search(device, narrow_on_device, MaskKind::Transposable, tiles.matrix)
-                .expect("queued");
-            cpu::mask_search(narrow.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert!(tiles.read(device) == expected.tiles(), "part {part} in bf16");
-            mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
-            cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert!(tiles.read(device) == expected.tiles(), "part {part}");
+            let what = format!("part {part}");
+            check_again(device, &narrow, narrow_on_device, &tiles, &mut expected, &what);
+            check_again(device, &w, on_device, &tiles, &mut expected, &what);
             for map in MAPS {
                 both_ways.check(device, &w, &expected, (on_device, tiles.matrix), map);
             }
@@ -164,10 +171,8 @@ fn a_billion_random_tiles() {
                         .map(|word| f32::from_bits(word & bits | 0x3e00_0000));
                 }
             });
-            device.upload(on_device, w.as_slice().expect("row-major")).expect("uploaded");
-            mask_search(device, on_device, MaskKind::Transposable, tiles.matrix).expect("queued");
-            cpu::mask_search(w.view(), MaskKind::Transposable, &mut expected).expect("tiled");
-            assert!(tiles.read(device) == expected.tiles(), "round {round}");
+            let what = format!("round {round}");
+            check_again(device, &w, on_device, &tiles, &mut expected, &what);
             both_ways.check(
                 device,
                 &w,

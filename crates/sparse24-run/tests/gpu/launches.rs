@@ -9,7 +9,7 @@ use sparse24_train::{
 
 use crate::{
     plans::{finish, recipe},
-    support::{drawn, embedded, gpt2, on_gpu, opened},
+    support::{drawn, embedded, gpt2, on_gpu, opened, states, trainer},
 };
 
 #[test]
@@ -18,15 +18,15 @@ fn a_gradient_that_is_not_finite_stops_a_replayed_step_too() {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
         let batches = drawn(&dataset, &recipe);
-        let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
+        let mut trainer = trainer(backend, &recipe);
         for _ in 0..3 {
             trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
         }
-        let mut states = trainer.parameter_states().expect("downloads");
-        states[3].weight[0] = f32::INFINITY;
-        trainer.restore(3, &states).expect("its own states");
+        let mut damaged = states(&mut trainer);
+        damaged[3].weight[0] = f32::INFINITY;
+        trainer.restore(3, &damaged).expect("its own states");
         trainer.train_step(&batches, FlipSampling::Skip).expect_err("not finite");
-        assert!(trainer.parameter_states().expect("downloads") == states, "no weight has changed");
+        assert!(states(&mut trainer) == damaged, "no weight has changed");
     });
 }
 
@@ -38,16 +38,13 @@ fn states_copied_out_are_those_of_their_step() {
         let recipe = recipe(&dataset);
         let batches = drawn(&dataset, &recipe);
         for launches in [Launches::Eager, Launches::Captured] {
-            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
+            let mut trainer = trainer(opened(launches), &recipe);
             while trainer.step() < recipe.steps {
-                let expected = trainer.parameter_states().expect("downloads");
+                let expected = states(&mut trainer);
                 let copies: Vec<_> =
                     (0..40).map(|_| trainer.copy_out(Vec::new()).expect("queued")).collect();
                 trainer.train_step(&batches, FlipSampling::Skip).expect("finite");
-                assert!(
-                    trainer.parameter_states().expect("downloads") != expected,
-                    "the step changed them"
-                );
+                assert!(states(&mut trainer) != expected, "the step changed them");
                 for copied in copies {
                     assert!(
                         copied().expect("copied") == expected,
@@ -65,7 +62,7 @@ fn no_memory_is_taken_after_the_first_step() {
     on_gpu(|backend| {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
-        let mut trainer = Trainer::new(backend, recipe.clone()).expect("room");
+        let mut trainer = trainer(backend, &recipe);
         let windows = dataset.evaluation_windows(recipe.batch.sequence_length, 0);
         let batches = drawn(&dataset, &recipe);
         trainer.train_step(&batches, FlipSampling::Sample).expect("finite");
@@ -85,7 +82,7 @@ fn recomputed_blocks_give_the_same_bits_in_less_memory() {
         let dataset = embedded(TokenizerKind::Byte);
         let mut recipe = recipe(&dataset);
         gpt2(&mut recipe).layers = 3;
-        let mut kept = Trainer::new(backend, recipe.clone()).expect("room");
+        let mut kept = trainer(backend, &recipe);
         let expected = finish(&mut kept, &dataset);
         let activations = |trainer: &Trainer| -> usize {
             let memory = trainer.backend().memory();
@@ -95,7 +92,7 @@ fn recomputed_blocks_give_the_same_bits_in_less_memory() {
         for launches in [Launches::Eager, Launches::Captured] {
             let checkpointing = ActivationCheckpointing::Blocks;
             let recipe = Recipe { checkpointing, ..recipe.clone() };
-            let mut again = Trainer::new(opened(launches), recipe).expect("room");
+            let mut again = trainer(opened(launches), &recipe);
             again.use_plans(&kept.backend().plans()).expect("this device's own");
             assert!(finish(&mut again, &dataset) == expected, "{launches:?}");
             let [less, more] = [&again, &kept].map(activations);

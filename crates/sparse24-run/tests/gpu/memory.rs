@@ -11,7 +11,7 @@ use sparse24_train::{
     trainer::{FlipSampling, Trainer},
 };
 
-use crate::support::{drawn, embedded, gpt2, on_gpu, opened};
+use crate::support::{drawn, embedded, gpt2, on_gpu, opened, trainer};
 
 const MIB: usize = 1 << 20;
 
@@ -46,7 +46,7 @@ fn a_model_beyond_the_memory_is_one_sentence_and_the_next_one_trains() {
 
         gpt2(&mut recipe).layers = layers;
         recipe.batch.size = 12;
-        let mut trainer = Trainer::new(opened(Launches::Captured), recipe.clone()).expect("room");
+        let mut trainer = trainer(opened(Launches::Captured), &recipe);
         trainer.train_step(&drawn(&dataset, &recipe), FlipSampling::Sample).expect("finite");
     });
 }
@@ -62,7 +62,7 @@ fn an_estimate_is_within_a_hundredth_of_the_memory_held() {
         recipe.gradient_accumulation = GradientAccumulation::constant(NonZeroU32::MIN);
         let cuda = BACKENDS.iter().find(|entry| entry.name == "cuda").expect("this backend");
         let estimated = estimate(&recipe, cuda).expect("possible").device_bytes();
-        let mut trainer = Trainer::new(gpu, recipe.clone()).expect("room");
+        let mut trainer = trainer(gpu, &recipe);
         trainer.train_step(&drawn(&dataset, &recipe), FlipSampling::Skip).expect("finite");
         let held: usize = trainer.backend().memory().iter().map(|(_, bytes)| bytes).sum();
         println!("{held} held, {estimated} estimated");

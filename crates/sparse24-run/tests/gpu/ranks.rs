@@ -12,7 +12,7 @@ use sparse24_train::{
 
 use crate::{
     plans::{finish, recipe},
-    support::{embedded, on_gpu},
+    support::{embedded, on_gpu, trainer},
 };
 
 #[test]
@@ -24,7 +24,7 @@ fn two_gpus_have_the_bits_of_one() {
         let dataset = embedded(TokenizerKind::Byte);
         let replicas = NonZeroU32::new(2).expect("not zero");
         let recipe = Recipe { replicas, ..recipe(&dataset) };
-        let mut alone = Trainer::new(gpu, recipe.clone()).expect("room");
+        let mut alone = trainer(gpu, &recipe);
         let expected = finish(&mut alone, &dataset);
         let plans = alone.backend().plans();
         for exchange in [Exchange::Tcp, Exchange::Nccl] {

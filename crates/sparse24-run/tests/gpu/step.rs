@@ -29,7 +29,7 @@ use sparse24_train::{
     trainer::{FlipSampling, ParameterState, Progress, Recipe, StepOutcome, Trainer},
 };
 
-use crate::support::{drawn, embedded, on_gpu, opened};
+use crate::support::{drawn, embedded, on_gpu, opened, states, trainer};
 
 /// Share of the spread.
 const BOUND: f64 = 2.0;
@@ -46,7 +46,7 @@ type Step = (StepOutcome, Vec<ParameterState>);
 
 fn step(trainer: &mut Trainer, batches: &dyn Objective) -> Step {
     let outcome = trainer.train_step(batches, FlipSampling::Sample).expect("finite");
-    (outcome, trainer.parameter_states().expect("downloads"))
+    (outcome, states(trainer))
 }
 
 /// The Frobenius norm of a difference.
@@ -87,12 +87,11 @@ fn assert_masks(states: &[ParameterState], phase: &Phase, what: &str) {
 /// A run on the GPU that compares the step after each of [`STOPS`].
 fn compare(gpu: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) {
     let batches = drawn(dataset, recipe);
-    let trainer = |backend| Trainer::new(backend, recipe.clone()).expect("room");
-    let cpu = |arithmetic| move || trainer(Box::new(CpuBackend::new(arithmetic)));
+    let cpu = |arithmetic| move || trainer(Box::new(CpuBackend::new(arithmetic)), recipe);
     let (mut gpu, mut rounded, mut exact) = thread::scope(|scope| {
         let [rounded, exact] =
             [Arithmetic::Bf16, Arithmetic::F32].map(|arithmetic| scope.spawn(cpu(arithmetic)));
-        (trainer(gpu), rounded.join().expect("room"), exact.join().expect("room"))
+        (trainer(gpu, recipe), rounded.join().expect("room"), exact.join().expect("room"))
     });
     let mut failures = Vec::new();
     for stop in STOPS {
@@ -100,7 +99,7 @@ fn compare(gpu: Box<dyn Backend>, recipe: &Recipe, dataset: &Dataset) {
             gpu.train_step(&batches, FlipSampling::Skip).expect("finite");
         }
         let (name, progress) = (recipe.method.name, gpu.progress().clone());
-        let before = gpu.parameter_states().expect("downloads");
+        let before = states(&mut gpu);
         assert_masks(&before, gpu.phase(), &format!("of {name} after step {stop}"));
         let on_gpu = step(&mut gpu, &batches);
         let [on_cpu, in_f32] = [&mut rounded, &mut exact].map(|trainer| {

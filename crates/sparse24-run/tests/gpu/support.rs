@@ -12,7 +12,7 @@ use sparse24_run::{
 use sparse24_train::{
     backend::{Backend, BackendSettings, Launches, cuda::CudaBackend},
     model::{Gpt2Spec, ModelSpec},
-    trainer::Recipe,
+    trainer::{ParameterState, Recipe, Trainer},
 };
 
 /// Runs a test with a backend on the GPU, which it has to itself; without one it is skipped, which
@@ -43,6 +43,15 @@ pub(crate) fn embedded(kind: TokenizerKind) -> Dataset {
 /// The batches of a run on this dataset.
 pub(crate) fn drawn<'a>(dataset: &'a Dataset, recipe: &Recipe) -> CausalLm<'a> {
     CausalLm { dataset, seed: recipe.seed, shape: recipe.batch, ahead: None }
+}
+
+/// A run that there is room for.
+pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
+    Trainer::new(backend, recipe.clone()).expect("room")
+}
+
+pub(crate) fn states(trainer: &mut Trainer) -> Vec<ParameterState> {
+    trainer.parameter_states().expect("downloads")
 }
 
 /// The model of a recipe, to change it.

@@ -3,7 +3,7 @@
 use sparse24_core::MaskKind;
 
 use super::{DgradOperand, Ends, KeptValues, Method, Phase, WeightOperand};
-use crate::{Error, optim::AdamVariant};
+use crate::{Error, Result, optim::AdamVariant};
 
 const ROW_WISE: WeightOperand = WeightOperand::Pruned(MaskKind::RowWise, KeptValues::Identity);
 
@@ -12,7 +12,7 @@ impl Method {
     ///
     /// # Errors
     /// [`Error::Setting`] names the key of the first invalid choice.
-    pub fn check(&self, steps: u32) -> Result<(), Error> {
+    pub fn check(&self, steps: u32) -> Result {
         /// Steps of a long run, to compare fractions.
         const ALL: u32 = 1 << 24;
         let refuse = |key: &str, problem: &str| Err(Error::setting(key, problem));

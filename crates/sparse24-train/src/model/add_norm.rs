@@ -3,7 +3,7 @@
 use sparse24_core::{op::Accumulate, philox::Site};
 
 use crate::{
-    Error,
+    Result,
     backend::Tensor,
     nn::{Bias, Builder, Norm, NormActivations, Pass},
 };
@@ -23,7 +23,7 @@ impl AddNorm {
         name: &str,
         d_model: usize,
         epsilon: f32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let norm = Norm::new(builder, name, d_model, Bias::Present, epsilon)?;
         let dropout = builder.dropout_site();
         let x = builder.activation(&format!("{name} x"), d_model)?;
@@ -36,12 +36,7 @@ impl AddNorm {
     }
 
     /// y. `delta` is dropped out in place.
-    pub(super) fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        delta: Tensor,
-    ) -> Result<Tensor, Error> {
+    pub(super) fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<Tensor> {
         let kept = self.kept.rows(pass);
         pass.drop_in_place(delta, self.dropout)?;
         self.norm.forward_residual(pass, x, delta, kept)?;
@@ -56,7 +51,7 @@ impl AddNorm {
         dy: Tensor,
         dx: Tensor,
         ddelta: Tensor,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let kept = self.kept.rows(pass);
         self.norm.backward(pass, dy, kept, dx, Accumulate::Overwrite)?;
         pass.before_dropout(dx, ddelta, self.dropout)

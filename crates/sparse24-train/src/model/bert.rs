@@ -21,7 +21,7 @@ use sparse24_core::{
 
 use super::{Extents, Model, Sparsify, add_norm::AddNorm, masked_head::MaskedHead};
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Region, Tensor, op::Add},
     nn::{
         Attention, AttentionActivations, AttentionOperands, AttentionSpec, Bias, Builder,
@@ -103,7 +103,7 @@ impl BertSpec {
         builder: &mut Builder<'_>,
         prediction: Prediction,
         x: Tensor,
-    ) -> Result<Box<dyn PredictionHead>, Error> {
+    ) -> Result<Box<dyn PredictionHead>> {
         let spec = SequenceHeadSpec {
             name: "classifier",
             bias: Bias::Present,
@@ -158,7 +158,7 @@ impl Bert {
     ///
     /// # Errors
     /// Sparsifiable shapes must consist of 4x4 tiles.
-    pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self> {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let positions = Some(("embeddings.position_embeddings.weight", sequence_length));
         let embedding = Embedding::new(builder, (TOKEN_TABLE, vocabulary), positions, d, INIT)?;
@@ -218,7 +218,7 @@ impl Bert {
 }
 
 impl Model for Bert {
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result {
         let Batch { tokens, targets, lengths, segments, .. } = batch;
         let p = tokens.len();
         backend.upload_ids(self.tokens.first_rows(p), tokens)?;
@@ -229,7 +229,7 @@ impl Model for Bert {
         self.head.upload(backend, targets, lengths)
     }
 
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn train(&self, pass: &mut Pass<'_>) -> Result {
         let x = self.forward(pass)?;
         let dx = pass.rows(self.shared.dx);
         self.head.loss_and_gradient(pass, x, dx)?;
@@ -250,7 +250,7 @@ impl Model for Bert {
     }
 
     /// The output of the last block.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let embedded = self.embedded.rows(pass);
         let [words, kinds] = [self.shared.dx, self.shared.delta].map(|buffer| pass.rows(buffer));
         self.embedding.forward(pass, pass.rows(self.tokens), words)?;
@@ -282,7 +282,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(builder: &mut Builder<'_>, spec: BertSpec, layer: usize) -> Result<Self, Error> {
+    fn new(builder: &mut Builder<'_>, spec: BertSpec, layer: usize) -> Result<Self> {
         let BertSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("encoder.layer.{layer}.{part}");
         let names = ["attention.self.qkv", "attention.output.dense"].map(of);
@@ -300,12 +300,7 @@ impl Block {
         Ok(Self { attention, kept_attention, after_attention, mlp, kept_mlp, after_mlp })
     }
 
-    fn forward(
-        &self,
-        pass: &mut Pass<'_>,
-        streams: Streams,
-        shared: Shared,
-    ) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>, streams: Streams, shared: Shared) -> Result<Tensor> {
         let (kept_mlp, delta) = (self.kept_mlp.rows(pass), pass.rows(shared.delta));
         self.attention.forward(pass, streams, self.kept_attention.rows(pass), delta)?;
         let x = self.after_attention.forward(pass, streams.x, delta)?;
@@ -315,7 +310,7 @@ impl Block {
     }
 
     /// `shared.dx`: in, the gradient of the block's output; out, of its input.
-    fn backward(&self, pass: &mut Pass<'_>, streams: Streams, shared: Shared) -> Result<(), Error> {
+    fn backward(&self, pass: &mut Pass<'_>, streams: Streams, shared: Shared) -> Result {
         let [dx, dsum, ddelta, dbranch] =
             [shared.dx, shared.dsum, shared.ddelta, shared.dbranch].map(|buffer| pass.rows(buffer));
         let dmlp = self.after_mlp.backward(pass, dx, dsum, ddelta)?;

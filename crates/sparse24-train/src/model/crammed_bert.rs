@@ -24,7 +24,7 @@ use super::{
     masked_head::MaskedHead,
 };
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Region, Tensor},
     nn::{
         Bias, BlockInputs, Builder, Embedding, Norm, NormActivations, Pass, PreNormBlock,
@@ -59,7 +59,7 @@ impl CrammedBert {
     ///
     /// # Errors
     /// Sparsifiable shapes must consist of 4x4 tiles.
-    pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: BertSpec) -> Result<Self> {
         let BertSpec { d_model: d, vocabulary, sequence_length, .. } = spec;
         let tokens = (TOKEN_TABLE, vocabulary);
         let positions = ("embedding.pos_embedding.scale_factor", sequence_length);
@@ -136,14 +136,14 @@ impl CrammedBert {
 }
 
 impl Model for CrammedBert {
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result {
         let Batch { tokens, targets, lengths, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
         self.head.upload(backend, targets, lengths)
     }
 
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn train(&self, pass: &mut Pass<'_>) -> Result {
         let x = self.forward(pass)?;
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
@@ -160,7 +160,7 @@ impl Model for CrammedBert {
     }
 
     /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let (embedded, last) = (self.embedded.rows(pass), self.last.rows(pass));
         self.embedding.forward(pass, pass.rows(self.tokens), embedded.x)?;
         self.norm.forward(pass, embedded)?;

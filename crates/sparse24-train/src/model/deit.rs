@@ -19,7 +19,7 @@ use sparse24_core::{
 
 use super::{Extents, Model, Sparsify};
 use crate::{
-    Error,
+    Result,
     backend::{Backend, Tensor},
     limits,
     nn::{
@@ -84,7 +84,7 @@ impl DeitSpec {
 
     /// Refuses images that are no whole patches, sequences of another length, and rates that are
     /// none.
-    pub(super) fn check(&self, sequence_length: usize) -> Result<(), Error> {
+    pub(super) fn check(&self, sequence_length: usize) -> Result {
         let &Self { image_size, patch_size, drop_path, label_smoothing, .. } = self;
         let longest = self.patches().count.saturating_add(1);
         let is_divided = patch_size > 0 && image_size > 0 && image_size.is_multiple_of(patch_size);
@@ -147,7 +147,7 @@ impl Deit {
     ///
     /// # Errors
     /// Sparsifiable shapes must consist of 4x4 tiles.
-    pub fn new(builder: &mut Builder<'_>, spec: DeitSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: DeitSpec) -> Result<Self> {
         let d_model = spec.d_model;
         let embedding = PatchEmbedding::new(builder, spec.patches(), d_model, INIT)?;
         let dropout = builder.dropout_site();
@@ -192,7 +192,7 @@ impl Deit {
     }
 
     /// The output of the final norm.
-    fn at_depth(&self, pass: &mut Pass<'_>, depth: Depth) -> Result<Tensor, Error> {
+    fn at_depth(&self, pass: &mut Pass<'_>, depth: Depth) -> Result<Tensor> {
         let [embedded, delta] = [self.embedded, self.delta].map(|buffer| pass.rows(buffer));
         self.embedding.forward(pass, embedded, delta)?;
         let mut stream = embedded;
@@ -210,14 +210,14 @@ impl Deit {
 }
 
 impl Model for Deit {
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result {
         let tokens = self.embedding.tokens();
         self.embedding.upload(backend, batch.targets.len() / tokens, &batch.pixels)?;
         self.head.upload_mixed(backend, &batch.second_targets, &batch.shares)?;
         self.head.upload(backend, &batch.targets, &[])
     }
 
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn train(&self, pass: &mut Pass<'_>) -> Result {
         let x = self.at_depth(pass, Depth::Stochastic)?;
         let PreNormGradients { residual, y, .. } = self.gradients;
         let [dx, dy] = [residual, y].map(|buffer| pass.rows(buffer));
@@ -230,7 +230,7 @@ impl Model for Deit {
         self.embedding.backward(pass, dx)
     }
 
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         self.at_depth(pass, Depth::Full)
     }
 

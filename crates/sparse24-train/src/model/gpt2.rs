@@ -17,7 +17,7 @@ use sparse24_core::{
 
 use super::{ActivationCheckpointing, Extents, Model, Sparsify};
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Region, Tensor, op::Fill},
     nn::{
         Bias, BlockInputs, Builder, Embedding, Head, Init, Norm, NormActivations, Pass,
@@ -84,7 +84,7 @@ impl Gpt2 {
         builder: &mut Builder<'_>,
         spec: Gpt2Spec,
         checkpointing: ActivationCheckpointing,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let d = spec.d_model;
         let tables = ((TOKEN_TABLE, spec.vocabulary), ("wpe.weight", spec.sequence_length));
         let embedding =
@@ -142,13 +142,13 @@ impl Gpt2 {
 }
 
 impl Model for Gpt2 {
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result {
         let Batch { tokens, targets, lengths, .. } = batch;
         backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         self.head.upload(backend, targets, lengths)
     }
 
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn train(&self, pass: &mut Pass<'_>) -> Result {
         let x = self.forward(pass)?;
         let [residual, dy] =
             [self.gradients.residual, self.gradients.y].map(|buffer| pass.rows(buffer));
@@ -164,7 +164,7 @@ impl Model for Gpt2 {
     }
 
     /// The output of the final norm.
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let [tokens, embedded, delta] =
             [self.tokens, self.embedded, self.delta].map(|buffer| pass.rows(buffer));
         self.embedding.forward(pass, tokens, embedded)?;
@@ -182,7 +182,7 @@ impl Model for Gpt2 {
         &*self.head
     }
 
-    fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor, Error> {
+    fn next_logits(&self, pass: &mut Pass<'_>, tokens: &[u32]) -> Result<Tensor> {
         pass.backend.upload_ids(self.tokens.first_rows(tokens.len()), tokens)?;
         let x = self.forward(pass)?;
         self.head.next_logits(pass, x.rows(tokens.len() - 1..tokens.len()))

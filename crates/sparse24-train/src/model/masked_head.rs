@@ -3,7 +3,7 @@
 use sparse24_core::op::{Accumulate, Activation};
 
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Region, Tensor, op::ActivationBackward},
     nn::{
         Bias, Builder, Embedding, Head, Linear24, LinearSpec, Norm, NormActivations, Pass,
@@ -46,7 +46,7 @@ impl MaskedHead {
         embedding: &Embedding,
         linear: LinearSpec,
         mask_probability: f32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let n = most_targets(mask_probability, builder.batch().tokens());
         let shape = [n, linear.shape[0]];
         let linear = Linear24::new(builder, linear)?;
@@ -65,7 +65,7 @@ impl MaskedHead {
         builder: &mut Builder<'_>,
         activation: Activation,
         (name, epsilon): (&str, f32),
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let norm = Norm::new(builder, name, self.z.shape[1], Bias::Present, epsilon)?;
         let h = builder.tensor("head h", self.z.shape, DType::Activation, Region::Activations)?;
         let kept = NormActivations::new(builder, "head", h)?;
@@ -73,7 +73,7 @@ impl MaskedHead {
     }
 
     /// This head with a bias of the logits, which starts at zero.
-    pub(super) fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
+    pub(super) fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self> {
         Ok(Self { decoder: self.decoder.with_bias(builder, name)?, ..self })
     }
 
@@ -83,7 +83,7 @@ impl MaskedHead {
     }
 
     /// y.
-    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor> {
         let n = self.most(x.shape[0]);
         let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));
         self.rows.gather(pass, x, m)?;
@@ -103,17 +103,17 @@ impl PredictionHead for MaskedHead {
         Sharing::Tied
     }
 
-    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result {
         let n = self.most(targets.len());
         self.rows.upload(backend, targets, n, self.decoder.buffers().targets)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result {
         let y = self.forward(pass, x)?;
         self.decoder.evaluate(pass, y)
     }
 
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result {
         let y = self.forward(pass, x)?;
         let n = y.shape[0];
         let [m, z] = [self.m, self.z].map(|buffer| buffer.first_rows(n));

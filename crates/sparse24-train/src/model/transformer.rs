@@ -27,7 +27,7 @@ use sparse24_core::{
 
 use super::{Extents, Model, Sparsify, add_norm::AddNorm};
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, Region, Tensor,
         op::{Add, Copy, GatherRows, TargetLoss},
@@ -133,7 +133,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(builder: &mut Builder<'_>, spec: &TransformerSpec) -> Result<Self, Error> {
+    fn new(builder: &mut Builder<'_>, spec: &TransformerSpec) -> Result<Self> {
         let d = spec.d_model;
         let mut activation = |name| builder.activation(name, d);
         let (delta, dx, dsum) = (activation("delta")?, activation("dx")?, activation("dsum")?);
@@ -176,7 +176,7 @@ impl Transformer {
     ///
     /// # Errors
     /// Sparsifiable shapes must consist of 4x4 tiles.
-    pub fn new(builder: &mut Builder<'_>, spec: TransformerSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: TransformerSpec) -> Result<Self> {
         let TransformerSpec { d_model: d, vocabulary, sequence_length: longest, .. } = spec;
         let tokens = (TOKEN_TABLE, vocabulary);
         let embedding = Embedding::with_fixed_sinusoids(builder, tokens, longest, d)?;
@@ -192,7 +192,7 @@ impl Transformer {
     }
 
     /// The encoder's output.
-    fn encoded(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn encoded(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let shared = self.shared.rows(pass);
         let mut x = self.encoder.embed(pass, &self.embedding)?;
         let lengths = Some(self.lengths.first_rows(pass.batch.size));
@@ -203,7 +203,7 @@ impl Transformer {
     }
 
     /// The outputs of the encoder and of the decoder.
-    fn both(&self, pass: &mut Pass<'_>) -> Result<[Tensor; 2], Error> {
+    fn both(&self, pass: &mut Pass<'_>) -> Result<[Tensor; 2]> {
         let memory = self.encoded(pass)?;
         let shared = self.shared.rows(pass);
         let mut x = self.decoder.embed(pass, &self.embedding)?;
@@ -219,7 +219,7 @@ impl Transformer {
 }
 
 impl Model for Transformer {
-    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, batch: &Batch) -> Result {
         let Batch { source, tokens, targets, lengths, .. } = batch;
         let p = tokens.len();
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
@@ -228,7 +228,7 @@ impl Model for Transformer {
         backend.upload_ids(self.head.buffers().targets.first_rows(p), targets)
     }
 
-    fn train(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn train(&self, pass: &mut Pass<'_>) -> Result {
         let [memory, y] = self.both(pass)?;
         let shared = self.shared.rows(pass);
         self.head.loss_and_gradient(pass, y, shared.dx)?;
@@ -253,7 +253,7 @@ impl Model for Transformer {
         self.encoder.backward(pass, &self.embedding, shared.dx)
     }
 
-    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         Ok(self.both(pass)?[1])
     }
 
@@ -261,12 +261,12 @@ impl Model for Transformer {
         &self.head
     }
 
-    fn encode(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    fn encode(&self, pass: &mut Pass<'_>) -> Result {
         let memory = self.encoded(pass)?;
         self.decoder.blocks.iter().try_for_each(|block| block.project(pass, memory))
     }
 
-    fn decode(&self, pass: &mut Pass<'_>, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+    fn decode(&self, pass: &mut Pass<'_>, step: &DecodingStep<'_>) -> Result<Vec<f32>> {
         let (n, position) = (step.tokens.len(), step.position);
         let [tokens, parents, seen] =
             [self.decoder.tokens, self.parents, self.seen].map(|ids| ids.first_rows(n));
@@ -287,11 +287,7 @@ impl Model for Transformer {
 }
 
 impl Stack {
-    fn new(
-        builder: &mut Builder<'_>,
-        spec: &TransformerSpec,
-        name: &'static str,
-    ) -> Result<Self, Error> {
+    fn new(builder: &mut Builder<'_>, spec: &TransformerSpec, name: &'static str) -> Result<Self> {
         let p = builder.batch().tokens();
         let dropout = builder.dropout_site();
         let mut blocks: Vec<Block> = Vec::new();
@@ -304,7 +300,7 @@ impl Stack {
         Ok(Self { tokens, embedded, dropout, blocks })
     }
 
-    fn embed(&self, pass: &mut Pass<'_>, embedding: &Embedding) -> Result<Tensor, Error> {
+    fn embed(&self, pass: &mut Pass<'_>, embedding: &Embedding) -> Result<Tensor> {
         let x = pass.rows(self.embedded);
         embedding.forward(pass, pass.rows(self.tokens), x)?;
         pass.drop_in_place(x, self.dropout)?;
@@ -312,12 +308,7 @@ impl Stack {
     }
 
     /// The gradient of the table: the head's backward pass came before.
-    fn backward(
-        &self,
-        pass: &mut Pass<'_>,
-        embedding: &Embedding,
-        dx: Tensor,
-    ) -> Result<(), Error> {
+    fn backward(&self, pass: &mut Pass<'_>, embedding: &Embedding, dx: Tensor) -> Result {
         pass.drop_in_place(dx, self.dropout)?;
         embedding.backward(pass, pass.rows(self.tokens), dx, Sharing::Tied)
     }
@@ -366,7 +357,7 @@ impl Block {
         spec: &TransformerSpec,
         stack: &str,
         layer: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let &TransformerSpec { d_model: d, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("{stack}.layers.{layer}.{part}");
         let is_decoder = stack == "decoder";
@@ -408,7 +399,7 @@ impl Block {
         streams: Streams,
         memory: Option<Memory>,
         Shared { delta, .. }: Shared,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.attention.forward(pass, streams, self.kept_attention.rows(pass), delta)?;
         let mut x = self.after_attention.forward(pass, streams.x, delta)?;
         if let (Some((cross, kept, after)), Some(Memory { x: memory, lengths })) =
@@ -421,7 +412,7 @@ impl Block {
         self.feed_forward(pass, x, delta)
     }
 
-    fn feed_forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<Tensor, Error> {
+    fn feed_forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<Tensor> {
         let kept = self.kept_ffn.rows(pass);
         self.ffn.forward_up(pass, x, kept)?;
         self.ffn.forward_down(pass, kept, delta)?;
@@ -436,7 +427,7 @@ impl Block {
         streams: Streams,
         memory: Option<(Memory, Tensor)>,
         shared: Shared,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let Shared { dx, dsum, ddelta, dbranch, .. } = shared;
         let attended = pass.rows(self.after_attention.output());
         let before_ffn =
@@ -464,7 +455,7 @@ impl Block {
     }
 
     /// Keys and values of the sources, for [`Self::decode`].
-    fn project(&self, pass: &mut Pass<'_>, memory: Tensor) -> Result<(), Error> {
+    fn project(&self, pass: &mut Pass<'_>, memory: Tensor) -> Result {
         let Some((cross, kept, _)) = &self.cross else { return Ok(()) };
         cross.project_memory(pass, memory, kept.rows(pass))
     }
@@ -477,7 +468,7 @@ impl Block {
         x: Tensor,
         cached: &Cached<'_>,
         shared: Shared,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let &Cached { step: &DecodingStep { sources, position, longest, .. }, .. } = cached;
         let kept = self.kept_attention;
         let (n, wide) = (pass.tokens(), kept.operands.q.shape[1]);

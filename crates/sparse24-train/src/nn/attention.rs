@@ -12,7 +12,7 @@ use super::{
     parameter::{Bias, Init, Sparsity},
 };
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         DType, Region, Tensor,
         op::{Add, AttentionBackward, AttentionDropout, AttentionForward},
@@ -112,11 +112,7 @@ impl Streams {
 
 impl AttentionOperands {
     /// Allocates them.
-    pub fn new(
-        builder: &mut Builder<'_>,
-        name: &str,
-        spec: &AttentionSpec<'_>,
-    ) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, name: &str, spec: &AttentionSpec<'_>) -> Result<Self> {
         let d = spec.d_model;
         let (q, kv) = if spec.names.len() == 2 {
             (builder.activation(&format!("{name}.qkv"), 3 * d)?, None)
@@ -147,11 +143,7 @@ impl AttentionOperands {
 
 impl AttentionActivations {
     /// Allocates them.
-    pub fn new(
-        builder: &mut Builder<'_>,
-        name: &str,
-        spec: &AttentionSpec<'_>,
-    ) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, name: &str, spec: &AttentionSpec<'_>) -> Result<Self> {
         let (heads, BatchShape { size: batch, sequence_length }) = (spec.heads, builder.batch());
         let drops = spec.dropout == ProbabilityDropout::Present && builder.dropout() > 0.0;
         let reads = builder.reads_kept();
@@ -182,7 +174,7 @@ impl Attention {
     ///
     /// # Panics
     /// Unless there are two or three names.
-    pub fn new(builder: &mut Builder<'_>, spec: &AttentionSpec<'_>) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: &AttentionSpec<'_>) -> Result<Self> {
         let &AttentionSpec { d_model: d, heads, mask, bias, init, sparsity, .. } = spec;
         let mut linear = |name: &String, r, init| {
             let (name, shape) = (name.clone(), [r, d]);
@@ -209,7 +201,7 @@ impl Attention {
         streams: Streams,
         kept: AttentionActivations,
         y: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.project(pass, streams.x, kept.operands.q)?;
         self.project_memory(pass, streams.memory(), kept)?;
         let op = self.operation(pass, streams, kept)?;
@@ -218,7 +210,7 @@ impl Attention {
     }
 
     /// The queries of x; with one projection, its keys and values too.
-    pub fn project(&self, pass: &mut Pass<'_>, x: Tensor, q: Tensor) -> Result<(), Error> {
+    pub fn project(&self, pass: &mut Pass<'_>, x: Tensor, q: Tensor) -> Result {
         self.q.forward(pass, x, q)
     }
 
@@ -228,7 +220,7 @@ impl Attention {
         pass: &mut Pass<'_>,
         memory: Tensor,
         kept: AttentionActivations,
-    ) -> Result<(), Error> {
+    ) -> Result {
         match (&self.kv, kept.operands.kv) {
             (Some(projection), Some(kv)) => projection.forward(pass, memory, kv),
             _ => Ok(()),
@@ -245,7 +237,7 @@ impl Attention {
         lengths: Tensor,
         kept: AttentionActivations,
         y: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let (batch, heads) = (keys.size, self.heads);
         let queries = q.shape[0] / batch;
         let mask = AttentionMask::Full;
@@ -268,7 +260,7 @@ impl Attention {
         dy: Tensor,
         dx: Tensor,
         dmemory: Option<Tensor>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.out.backward(pass, kept.operands.o, dy, scratch.o)?;
         let forward = self.operation(pass, streams, kept)?;
         pass.run(AttentionBackward { forward, d_o: scratch.o, dqkv: scratch.qkv() })?;
@@ -288,7 +280,7 @@ impl Attention {
         pass: &Pass<'_>,
         streams: Streams,
         kept: AttentionActivations,
-    ) -> Result<AttentionForward, Error> {
+    ) -> Result<AttentionForward> {
         let [q, k, v] = kept.operands.qkv();
         let BatchShape { size: batch, sequence_length: queries } = pass.batch;
         let keys = streams.memory.map_or(queries, |(_, of)| of.sequence_length);

@@ -4,7 +4,7 @@ use sparse24_core::philox::{Purpose, Site};
 
 use super::parameter::{Bias, ConstantValue, Handle, ParameterSpec, Parameters};
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Gradient24, Region, Tensor},
     method::Method,
     optim::UpdateRule,
@@ -82,18 +82,18 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
-    pub fn parameter(&mut self, spec: ParameterSpec) -> Result<Handle, Error> {
+    pub fn parameter(&mut self, spec: ParameterSpec) -> Result<Handle> {
         self.parameters.add(self.backend, spec, self.method.pruned_operands(), self.rule)
     }
 
     /// The biases of a layer, which start at 0, if it has them.
-    pub fn bias(&mut self, bias: Bias, name: &str, n: usize) -> Result<Option<Handle>, Error> {
+    pub fn bias(&mut self, bias: Bias, name: &str, n: usize) -> Result<Option<Handle>> {
         let mut make = || self.parameter(ParameterSpec::bias(format!("{name}.bias"), n));
         if bias == Bias::Present { make().map(Some) } else { Ok(None) }
     }
 
     /// Memory for the sampled gradient of a layer with r outputs, if the method samples any.
-    pub fn sampled_gradient(&mut self, r: usize) -> Result<Option<Gradient24>, Error> {
+    pub fn sampled_gradient(&mut self, r: usize) -> Result<Option<Gradient24>> {
         let shape = [self.batch.tokens(), r];
         if !self.method.samples() {
             return Ok(None);
@@ -107,7 +107,7 @@ impl<'a> Builder<'a> {
     }
 
     /// An activation `[p, columns]`.
-    pub fn activation(&mut self, name: &str, columns: usize) -> Result<Tensor, Error> {
+    pub fn activation(&mut self, name: &str, columns: usize) -> Result<Tensor> {
         self.tensor(name, [self.batch.tokens(), columns], DType::Activation, Region::Activations)
     }
 
@@ -118,7 +118,7 @@ impl<'a> Builder<'a> {
         shape: [usize; 2],
         dtype: DType,
         region: Region,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         self.backend.alloc(name, shape, dtype, region)
     }
 
@@ -128,7 +128,7 @@ impl<'a> Builder<'a> {
         name: &str,
         shape: [usize; 2],
         value: ConstantValue,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let to = self.tensor(name, shape, DType::F32, Region::Activations)?;
         self.parameters.add_constant(to, value);
         Ok(to)

@@ -9,7 +9,7 @@ use super::{
     sinusoids::{ScaledSinusoids, fixed_sinusoids},
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         Tensor,
         op::{Embed, EmbedBackward, EmbedForward, Fill},
@@ -50,7 +50,7 @@ impl Embedding {
         positions: Option<(&str, usize)>,
         d_model: usize,
         init: Init,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let mut table = |(name, rows): (&str, usize)| {
             let matrix = ParameterSpec::matrix(name, [rows, d_model], init);
             builder.parameter(ParameterSpec { role: Role::Embedding, ..matrix })
@@ -71,7 +71,7 @@ impl Embedding {
         positions: (&str, usize),
         d_model: usize,
         init: Init,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let tokens = Self::new(builder, tokens, None, d_model, init)?;
         let sinusoids = ScaledSinusoids::new(builder, positions, d_model)?;
         Ok(Self { positions: Positions::Sinusoidal(sinusoids), ..tokens })
@@ -84,7 +84,7 @@ impl Embedding {
         tokens: (&str, usize),
         longest: usize,
         d: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let scale = libm::sqrt(d as f64);
         let init = Init::Normal((1.0 / scale) as f32);
         let tokens = Self::new(builder, tokens, None, d, init)?;
@@ -99,7 +99,7 @@ impl Embedding {
     }
 
     /// `x = scale E[tokens] + P[positions]`; the scale is 1 but of fixed sinusoids.
-    pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result<(), Error> {
+    pub fn forward(&self, pass: &mut Pass<'_>, tokens: Tensor, x: Tensor) -> Result {
         let positions = match &self.positions {
             Positions::Absent => None,
             Positions::Learned(table) => Some(table.weight),
@@ -120,7 +120,7 @@ impl Embedding {
         tokens: Tensor,
         position: usize,
         x: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let Positions::Fixed(table) = self.positions else { panic!("positions are not fixed") };
         let position = Some(table.rows(position..position + 1));
         let op = self.operation(pass, tokens, self.tokens.weight, position, x);
@@ -134,7 +134,7 @@ impl Embedding {
         tokens: Tensor,
         dx: Tensor,
         sharing: Sharing,
-    ) -> Result<(), Error> {
+    ) -> Result {
         if pass.accumulate == Accumulate::Overwrite {
             if sharing == Sharing::Alone {
                 pass.run(Fill { to: self.tokens.gradient, value: 0.0 })?;

@@ -8,7 +8,7 @@ use super::{
     linear24::{Linear24, LinearSpec, Through},
     parameter::{Bias, Init, Sparsity},
 };
-use crate::{Error, backend::Tensor};
+use crate::{Result, backend::Tensor};
 
 /// Two linear layers around an activation.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl FfnActivations {
         name: &str,
         d_ff: usize,
         activation: Activation,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let z = builder.activation(&format!("{name}.z"), d_ff * activation.columns_in())?;
         Ok(Self { z, h: builder.activation(&format!("{name}.h"), d_ff)? })
     }
@@ -65,7 +65,7 @@ impl FfnActivations {
 
 impl Ffn {
     /// Allocates both layers.
-    pub fn new(builder: &mut Builder<'_>, spec: FfnSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: FfnSpec) -> Result<Self> {
         let FfnSpec { names: [up, down], d_model, d_ff, activation, bias, init } = spec;
         let mut linear = |name, shape, init| {
             let sparsity = Sparsity::Sparsifiable;
@@ -76,22 +76,12 @@ impl Ffn {
     }
 
     /// Z and H: all that the backward pass needs.
-    pub fn forward_up(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        kept: FfnActivations,
-    ) -> Result<(), Error> {
+    pub fn forward_up(&self, pass: &mut Pass<'_>, x: Tensor, kept: FfnActivations) -> Result {
         self.up.forward_activation(pass, x, kept.z, self.activation, kept.h)
     }
 
     /// Y = H W_down^T + b.
-    pub fn forward_down(
-        &self,
-        pass: &mut Pass<'_>,
-        kept: FfnActivations,
-        y: Tensor,
-    ) -> Result<(), Error> {
+    pub fn forward_down(&self, pass: &mut Pass<'_>, kept: FfnActivations, y: Tensor) -> Result {
         self.down.forward(pass, kept.h, y)
     }
 
@@ -104,7 +94,7 @@ impl Ffn {
         dy: Tensor,
         FfnActivations { z: dz, h: dh }: FfnActivations,
         dx: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let through = Through { activation: self.activation, z: kept.z, dh };
         let sampling = self.up.sampling(pass, dz);
         self.down.backward_activation(pass, kept.h, dy, through, dz, sampling)?;

@@ -8,7 +8,7 @@ use super::{
     parameter::{Bias, Handle, Init, ParameterSpec},
 };
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, Region, Tensor,
         op::{HeadGradients, HeadLoss, Logits, TargetLoss},
@@ -46,30 +46,25 @@ pub trait PredictionHead: core::fmt::Debug + Send {
     }
 
     /// Copies the targets of a batch to the device, and the lengths of its sequences.
-    fn upload(
-        &self,
-        backend: &mut dyn Backend,
-        targets: &[u32],
-        lengths: &[u32],
-    ) -> Result<(), Error>;
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], lengths: &[u32]) -> Result;
 
     /// The summed loss, without gradients; for classes, unsmoothed and unmixed cross-entropy.
-    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error>;
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result;
 
     /// The summed loss, and the gradients of the step's loss scale times it; `dx` is overwritten.
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error>;
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result;
 
     /// The summed loss `[1, 1]`.
     fn loss(&self) -> Tensor;
 
     /// The outputs of a fine-tuned head for the batch that was evaluated last.
-    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+    fn outputs(&self, _: &mut Pass<'_>) -> Result<Vec<f32>> {
         let problem = "this model predicts tokens and no class or value of a sequence";
         Err(Error::setting("task.name", problem))
     }
 
     /// The logits of the token after the row x `[1, d]`, of a head that predicts the next token.
-    fn next_logits(&self, _: &mut Pass<'_>, _: Tensor) -> Result<Tensor, Error> {
+    fn next_logits(&self, _: &mut Pass<'_>, _: Tensor) -> Result<Tensor> {
         Err(no_text())
     }
 }
@@ -104,11 +99,7 @@ const ROWS: usize = 4096;
 
 impl Head {
     /// A head tied to an embedding, for at most `rows` predictions.
-    pub fn tied(
-        builder: &mut Builder<'_>,
-        embedding: &Embedding,
-        rows: usize,
-    ) -> Result<Self, Error> {
+    pub fn tied(builder: &mut Builder<'_>, embedding: &Embedding, rows: usize) -> Result<Self> {
         let kind = TargetLoss::CrossEntropy { smoothing: 0.0, mixed: None };
         Self::of_table(builder, embedding.token_table(), kind, rows)
     }
@@ -121,7 +112,7 @@ impl Head {
         bias: Bias,
         init: Init,
         rows: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let table = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let table = builder.parameter(table)?;
         let head = Self::of_table(builder, table, kind, rows)?;
@@ -133,7 +124,7 @@ impl Head {
         table: Handle,
         kind: TargetLoss,
         rows: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let outputs = table.weight.shape[0];
         let held = match kind {
             TargetLoss::Span { .. } => rows,
@@ -150,7 +141,7 @@ impl Head {
     }
 
     /// This head with a bias of the logits, which starts at zero.
-    pub fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self, Error> {
+    pub fn with_bias(self, builder: &mut Builder<'_>, name: &str) -> Result<Self> {
         let vocabulary = self.table.weight.shape[0];
         let bias = Some(builder.parameter(ParameterSpec::bias(name, vocabulary))?);
         Ok(Self { bias, ..self })
@@ -169,12 +160,12 @@ impl Head {
     }
 
     /// The outputs for x, which has at most as many rows as logits are held at a time.
-    pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>, Error> {
+    pub fn logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Vec<f32>> {
         let out = self.queue_logits(pass, x)?;
         pass.backend.download(out)
     }
 
-    fn queue_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+    fn queue_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor> {
         let out = self.buffers.logits.first_rows(x.shape[0]);
         let bias = self.bias.map(|bias| bias.weight);
         pass.run(Logits { x, embedding: self.table.weight, bias, out })?;
@@ -209,16 +200,16 @@ impl PredictionHead for Head {
         Sharing::Tied
     }
 
-    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result {
         backend.upload_ids(self.buffers.targets.first_rows(targets.len()), targets)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result {
         let op = self.operation(pass, x, None);
         pass.run(op)
     }
 
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result {
         let dembedding = self.table.gradient;
         let dbias = self.bias.map(|bias| bias.gradient);
         let gradients = HeadGradients { dx, dembedding, dbias, accumulate: pass.accumulate };
@@ -230,7 +221,7 @@ impl PredictionHead for Head {
         self.buffers.loss
     }
 
-    fn next_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+    fn next_logits(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor> {
         self.queue_logits(pass, x)
     }
 }

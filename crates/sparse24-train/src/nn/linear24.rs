@@ -21,7 +21,7 @@ use super::{
     parameter::{Bias, Handle, Init, ParameterSpec, Pruned, Sparsity},
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         Gradient24, Op, Tensor,
         op::{
@@ -72,7 +72,7 @@ impl Linear24 {
     ///
     /// # Errors
     /// Errors of the allocations; a sparsifiable shape must consist of 4x4 tiles.
-    pub fn new(builder: &mut Builder<'_>, spec: LinearSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: LinearSpec) -> Result<Self> {
         let LinearSpec { name, shape, init, bias, sparsity } = spec;
         let matrix = ParameterSpec::matrix(format!("{name}.weight"), shape, init);
         let weight = builder.parameter(ParameterSpec { sparsity, ..matrix })?;
@@ -86,7 +86,7 @@ impl Linear24 {
     }
 
     /// Z = X S(W)^T + b.
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor) -> Result<(), Error> {
+    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, z: Tensor) -> Result {
         pass.run(self.product(pass, x, z))
     }
 
@@ -98,19 +98,13 @@ impl Linear24 {
         z: Tensor,
         activation: Activation,
         h: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let product = self.product(pass, x, z);
         pass.sequence(&[product.into(), ActivationForward { activation, z, h }.into()])
     }
 
     /// dW, db, and dX = dZ S(W).
-    pub fn backward(
-        &self,
-        pass: &mut Pass<'_>,
-        x: Tensor,
-        dz: Tensor,
-        dx: Tensor,
-    ) -> Result<(), Error> {
+    pub fn backward(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor, dx: Tensor) -> Result {
         self.gradients(pass, x, dz)?;
         pass.run(self.dgrad(pass, dz, dx))
     }
@@ -122,7 +116,7 @@ impl Linear24 {
         x: Tensor,
         dz: Tensor,
         dx: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.products(pass, x, dz)?;
         pass.run(self.dgrad(pass, dz, dx))
     }
@@ -137,7 +131,7 @@ impl Linear24 {
         Through { activation, z, dh }: Through,
         dx: Tensor,
         sampling: Option<MvueCompress>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.gradients(pass, x, dz)?;
         let dgrad = self.dgrad(pass, dz, dh);
         let derivative = ActivationBackward { activation, dh, z, dz: dx };
@@ -155,7 +149,7 @@ impl Linear24 {
     }
 
     /// dW and db, of a layer whose input needs no gradient.
-    pub fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
+    pub fn gradients(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result {
         self.sampling(pass, dz).map_or(Ok(()), |op| pass.run(op))?;
         self.products(pass, x, dz)
     }
@@ -170,7 +164,7 @@ impl Linear24 {
         }
     }
 
-    fn products(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result<(), Error> {
+    fn products(&self, pass: &mut Pass<'_>, x: Tensor, dz: Tensor) -> Result {
         let accumulate = pass.accumulate;
         let sampling = self.sampling(pass, dz);
         let gradient = sampling.map_or(Gradient::Dense(dz), |op| Gradient::Sampled(op.out));

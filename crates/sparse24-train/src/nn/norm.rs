@@ -8,7 +8,7 @@ use super::{
     parameter::{Bias, Handle, ParameterSpec},
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         DType, Region, Tensor,
         op::{Add, NormBackward, NormForward},
@@ -36,7 +36,7 @@ pub struct NormActivations {
 
 impl NormActivations {
     /// Allocates output and statistics for an input that is somebody else's.
-    pub fn new(builder: &mut Builder<'_>, name: &str, x: Tensor) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, name: &str, x: Tensor) -> Result<Self> {
         let [p, d] = x.shape;
         let y = format!("{name} y");
         let y = builder.tensor(&y, [p, d], DType::Activation, Region::Activations)?;
@@ -67,14 +67,14 @@ impl Norm {
         d: usize,
         bias: Bias,
         epsilon: f32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let gamma = builder.parameter(ParameterSpec::gain(format!("{name}.weight"), d, 1.0))?;
         let beta = builder.bias(bias, name, d)?;
         Ok(Self { gamma, beta, epsilon })
     }
 
     /// y = LayerNorm(x).
-    pub fn forward(&self, pass: &mut Pass<'_>, kept: NormActivations) -> Result<(), Error> {
+    pub fn forward(&self, pass: &mut Pass<'_>, kept: NormActivations) -> Result {
         pass.run(self.operation(kept))
     }
 
@@ -85,7 +85,7 @@ impl Norm {
         residual: Tensor,
         delta: Tensor,
         kept: NormActivations,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let add = Add { x: residual, delta, out: kept.x };
         pass.sequence(&[add.into(), self.operation(kept).into()])
     }
@@ -98,7 +98,7 @@ impl Norm {
         kept: NormActivations,
         dx: Tensor,
         accumulate_dx: Accumulate,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let accumulate = pass.accumulate;
         pass.run(NormBackward {
             dy,

@@ -7,7 +7,7 @@ use rayon::{
 use sparse24_core::philox::{Purpose, Site, Stream, uniform};
 
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, MaskId, OptimizerEntry, Region, Tensor, Weight24, op::Orientation, zeros,
     },
@@ -201,7 +201,7 @@ impl Parameters {
         spec: ParameterSpec,
         operands: &[Orientation],
         rule: &UpdateRule,
-    ) -> Result<Handle, Error> {
+    ) -> Result<Handle> {
         let shape = spec.shape;
         let mut alloc = |what: &str, region| {
             backend.alloc(&format!("{}{what}", spec.name), shape, DType::F32, region)
@@ -236,7 +236,7 @@ impl Parameters {
         backend: &mut dyn Backend,
         what: &str,
         region: Region,
-    ) -> Result<Vec<Tensor>, Error> {
+    ) -> Result<Vec<Tensor>> {
         let alloc = |Parameter { spec, weight, .. }: &Parameter| {
             backend.alloc(&format!("{} {what}", spec.name), weight.shape, DType::F32, region)
         };
@@ -291,7 +291,7 @@ impl Parameters {
     ///
     /// # Errors
     /// Errors of [`zeros`] and [`crate::backend::Memory::upload`].
-    pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result<(), Error> {
+    pub fn initialize(&self, backend: &mut dyn Backend, seed: u64) -> Result {
         for (number, Parameter { spec, weight, .. }) in self.all.iter().enumerate() {
             let mut values = zeros(&spec.name, weight.shape, Region::Parameters)?;
             let stream = Stream::new(seed, Site::new(Purpose::Initialization, number as u32), 0, 0);

@@ -8,7 +8,7 @@ use super::{
     parameter::{Bias, Init, Sparsity},
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, DType, Region, Tensor,
         op::{GatherRows, HeadLoss, ScatterRows},
@@ -56,7 +56,7 @@ impl PatchEmbedding {
         Patches { count: patches, pixels }: Patches,
         d_model: usize,
         init: Init,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let columns = pixels.saturating_mul(3);
         let projection = LinearSpec {
             name: NAMES[0].to_owned(),
@@ -90,12 +90,7 @@ impl PatchEmbedding {
     }
 
     /// Copies the pixels of this many whole images to the device.
-    pub fn upload(
-        &self,
-        backend: &mut dyn Backend,
-        images: usize,
-        pixels: &[f32],
-    ) -> Result<(), Error> {
+    pub fn upload(&self, backend: &mut dyn Backend, images: usize, pixels: &[f32]) -> Result {
         let tokens = self.tokens();
         let p = images * tokens;
         let row = |token: usize| match token % tokens {
@@ -110,7 +105,7 @@ impl PatchEmbedding {
 
     /// Two parts whose sum is the tokens: the projected patches in `x`, the rows of the tables in
     /// `delta`.
-    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result<(), Error> {
+    pub fn forward(&self, pass: &mut Pass<'_>, x: Tensor, delta: Tensor) -> Result {
         let [pixels, projected] = self.rows_of_patches(pass);
         self.projection.forward(pass, pixels, projected)?;
         pass.run(GatherRows { x: projected, rows: pass.rows(self.rows), out: x })?;
@@ -118,7 +113,7 @@ impl PatchEmbedding {
     }
 
     /// The gradients of the parameters, for that of the tokens.
-    pub fn backward(&self, pass: &mut Pass<'_>, dx: Tensor) -> Result<(), Error> {
+    pub fn backward(&self, pass: &mut Pass<'_>, dx: Tensor) -> Result {
         let [pixels, dprojected] = self.rows_of_patches(pass);
         self.kinds_and_positions.backward(pass, pass.rows(self.kinds), dx, Sharing::Alone)?;
         pass.run(ScatterRows { dout: dx, rows: pass.rows(self.rows), dx: dprojected })?;

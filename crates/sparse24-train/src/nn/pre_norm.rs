@@ -17,7 +17,7 @@ use super::{
     Streams,
 };
 use crate::{
-    Error,
+    Result,
     backend::{DType, Region, Tensor},
 };
 
@@ -107,7 +107,7 @@ impl PreNormActivations {
         name: &str,
         spec: &PreNormSpec,
         x: Tensor,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let &PreNormSpec { d_model, d_ff, activation, .. } = spec;
         let of = |part: &str| format!("{name}.{part}");
         let names = ["joint", "back"].map(str::to_owned);
@@ -128,7 +128,7 @@ impl PreNormActivations {
 
 impl PreNormGradients {
     /// Allocates them.
-    pub fn new(builder: &mut Builder<'_>, spec: &PreNormSpec) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: &PreNormSpec) -> Result<Self> {
         let &PreNormSpec { d_model: d, d_ff, activation, .. } = spec;
         let mut gradient = |(name, columns)| builder.activation(name, columns);
         let (residual, y, delta) =
@@ -151,7 +151,7 @@ impl PreNormBlock {
         layer: usize,
         x: Tensor,
         shared: Option<PreNormActivations>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let &PreNormSpec { prefix, d_model, d_ff, activation, epsilon, init, .. } = spec;
         let [norm_bias, bias] = spec.biases;
         let [norm_1, joint, back, norm_2, up, down] =
@@ -187,7 +187,7 @@ impl PreNormBlock {
         stream: Option<Tensor>,
         delta: Tensor,
         inputs: BlockInputs,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let kept = self.kept.rows(pass);
         self.forward_kept(pass, stream, delta, inputs)?;
         self.ffn.forward_down(pass, kept.ffn, delta)?;
@@ -202,7 +202,7 @@ impl PreNormBlock {
         stream: Option<Tensor>,
         delta: Tensor,
         inputs: BlockInputs,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let PreNormActivations { norms: [kept_1, kept_2], attention, ffn } = self.kept.rows(pass);
         let [norm_1, norm_2] = &self.norms;
         match stream {
@@ -224,7 +224,7 @@ impl PreNormBlock {
         gradients: &PreNormGradients,
         delta: Tensor,
         inputs: BlockInputs,
-    ) -> Result<(), Error> {
+    ) -> Result {
         if self.is_recomputed {
             self.forward_kept(pass, None, delta, inputs)?;
         }
@@ -242,13 +242,7 @@ impl PreNormBlock {
     }
 
     /// Drops elements, then sequences, of the output of a half block.
-    fn drop(
-        &self,
-        pass: &mut Pass<'_>,
-        half: usize,
-        delta: Tensor,
-        inputs: BlockInputs,
-    ) -> Result<(), Error> {
+    fn drop(&self, pass: &mut Pass<'_>, half: usize, delta: Tensor, inputs: BlockInputs) -> Result {
         pass.drop_in_place(delta, self.dropouts[half])?;
         inputs.paths[half].map_or(Ok(()), |path| pass.drop_sequences(delta, delta, path))
     }
@@ -260,7 +254,7 @@ impl PreNormBlock {
         half: usize,
         gradients: &PreNormGradients,
         inputs: BlockInputs,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let [d, ddelta] = [gradients.residual, gradients.delta].map(|buffer| pass.rows(buffer));
         let Some(path) = inputs.paths[half] else {
             return pass.before_dropout(d, ddelta, self.dropouts[half]);

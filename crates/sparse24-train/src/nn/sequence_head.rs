@@ -12,7 +12,7 @@ use super::{
     target_rows::TargetRows,
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, DType, Region, Tensor,
         op::{ActivationBackward, Mixed, TargetLoss},
@@ -66,11 +66,7 @@ pub struct SequenceHeadSpec<'a> {
 
 impl SequenceHeadSpec<'_> {
     /// Allocates the head that reads x: a [`SpanHead`] for a span, otherwise a [`SequenceHead`].
-    pub fn build(
-        self,
-        builder: &mut Builder<'_>,
-        x: Tensor,
-    ) -> Result<Box<dyn PredictionHead>, Error> {
+    pub fn build(self, builder: &mut Builder<'_>, x: Tensor) -> Result<Box<dyn PredictionHead>> {
         Ok(match self.prediction {
             Prediction::Span => Box::new(SpanHead::new(builder, x, self.init)?),
             _ => Box::new(SequenceHead::new(builder, self)?),
@@ -80,7 +76,7 @@ impl SequenceHeadSpec<'_> {
 
 impl SequenceHead {
     /// Allocates the layers, for a prediction that is not a span.
-    pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, spec: SequenceHeadSpec<'_>) -> Result<Self> {
         let SequenceHeadSpec { name, bias, pooler, d_model, init, prediction } = spec;
         let n = builder.batch().size;
         let activation = |builder: &mut Builder<'_>, name, columns| {
@@ -116,7 +112,7 @@ impl SequenceHead {
 
     /// This head, of classes, trained on two targets (see [`Self::upload_mixed`]) with label
     /// smoothing in `[0, 1)`; an evaluation has the plain cross-entropy.
-    pub fn mixed(self, builder: &mut Builder<'_>, smoothing: f32) -> Result<Self, Error> {
+    pub fn mixed(self, builder: &mut Builder<'_>, smoothing: f32) -> Result<Self> {
         let shape = [self.m.shape[0], 1];
         let mut alloc = |name, dtype| builder.tensor(name, shape, dtype, Region::Activations);
         let targets = alloc("second targets", DType::U32)?;
@@ -132,7 +128,7 @@ impl SequenceHead {
         backend: &mut dyn Backend,
         second_targets: &[u32],
         of_first: &[f32],
-    ) -> Result<(), Error> {
+    ) -> Result {
         let Some(Mixed { targets, shares }) = self.mixed else { return Ok(()) };
         let n = targets.shape[0];
         let (zeros, ones) = (vec![0; n], vec![1.0; n]);
@@ -143,7 +139,7 @@ impl SequenceHead {
     }
 
     /// The input of the output layer.
-    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor, Error> {
+    fn forward(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<Tensor> {
         let n = pass.batch.size;
         let [m, h] = [self.m, self.h].map(|buffer| buffer.first_rows(n));
         self.rows.gather(pass, x, m)?;
@@ -156,16 +152,16 @@ impl SequenceHead {
 }
 
 impl PredictionHead for SequenceHead {
-    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], _: &[u32]) -> Result {
         self.rows.upload(backend, targets, self.m.shape[0], self.head.buffers().targets)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result {
         let h = self.forward(pass, x)?;
         self.head.evaluate(pass, h)
     }
 
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result {
         let h = self.forward(pass, x)?;
         let n = pass.batch.size;
         let [m, dh, dm] = [self.m, self.dh, self.dm].map(|buffer| buffer.first_rows(n));
@@ -183,7 +179,7 @@ impl PredictionHead for SequenceHead {
         self.head.loss()
     }
 
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>> {
         self.head.logits(pass, self.h.first_rows(pass.batch.size))
     }
 }

@@ -6,7 +6,7 @@ use super::{
     parameter::{Handle, ParameterSpec},
 };
 use crate::{
-    Error,
+    Result,
     backend::{
         DType, Region, Tensor,
         op::{Fill, Scale, ScaleGrad},
@@ -37,7 +37,7 @@ impl ScaledSinusoids {
         builder: &mut Builder<'_>,
         (name, longest): (&str, usize),
         d: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let initial = libm::pow(d as f64, -0.5) as f32;
         let scale = builder.parameter(ParameterSpec::gain(name, 1, initial))?;
         let shape = [longest, d];
@@ -48,21 +48,21 @@ impl ScaledSinusoids {
     }
 
     /// P, for the positions of the batch.
-    pub fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    pub fn forward(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let [x, out] = [self.sinusoids, self.positions].map(|table| used(pass, table));
         pass.run(Scale { x, scale: self.scale.weight, out })?;
         Ok(out)
     }
 
     /// dP = 0, for the positions of the batch.
-    pub fn cleared_gradient(&self, pass: &mut Pass<'_>) -> Result<Tensor, Error> {
+    pub fn cleared_gradient(&self, pass: &mut Pass<'_>) -> Result<Tensor> {
         let to = used(pass, self.dpositions);
         pass.run(Fill { to, value: 0.0 })?;
         Ok(to)
     }
 
     /// ds, from dP.
-    pub fn backward(&self, pass: &mut Pass<'_>) -> Result<(), Error> {
+    pub fn backward(&self, pass: &mut Pass<'_>) -> Result {
         let [x, dout] = [self.sinusoids, self.dpositions].map(|table| used(pass, table));
         pass.run(ScaleGrad { x, dout, ds: self.scale.gradient, accumulate: pass.accumulate })
     }
@@ -85,7 +85,7 @@ pub(super) fn fixed_sinusoids(
     builder: &mut Builder<'_>,
     longest: usize,
     d: usize,
-) -> Result<Tensor, Error> {
+) -> Result<Tensor> {
     builder.constant("sinusoids", [longest, d], fixed_sinusoid)
 }
 

@@ -7,7 +7,7 @@ use super::{
     parameter::{Bias, Init},
 };
 use crate::{
-    Error,
+    Result,
     backend::{Backend, DType, Region, Tensor, op::TargetLoss},
 };
 
@@ -22,7 +22,7 @@ pub struct SpanHead {
 
 impl SpanHead {
     /// Allocates the layer, which has Hugging Face's name, for inputs x.
-    pub fn new(builder: &mut Builder<'_>, x: Tensor, init: Init) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, x: Tensor, init: Init) -> Result<Self> {
         let [rows, d_model] = x.shape;
         let shape = [builder.batch().size, 1];
         let lengths = builder.tensor("span lengths", shape, DType::U32, Region::Activations)?;
@@ -33,21 +33,16 @@ impl SpanHead {
 }
 
 impl PredictionHead for SpanHead {
-    fn upload(
-        &self,
-        backend: &mut dyn Backend,
-        targets: &[u32],
-        lengths: &[u32],
-    ) -> Result<(), Error> {
+    fn upload(&self, backend: &mut dyn Backend, targets: &[u32], lengths: &[u32]) -> Result {
         backend.upload_ids(self.lengths.first_rows(lengths.len()), lengths)?;
         self.head.upload(backend, targets, lengths)
     }
 
-    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result<(), Error> {
+    fn evaluate(&self, pass: &mut Pass<'_>, x: Tensor) -> Result {
         self.head.evaluate(pass, x)
     }
 
-    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result<(), Error> {
+    fn loss_and_gradient(&self, pass: &mut Pass<'_>, x: Tensor, dx: Tensor) -> Result {
         self.head.loss_and_gradient(pass, x, dx)
     }
 
@@ -55,7 +50,7 @@ impl PredictionHead for SpanHead {
         self.head.loss()
     }
 
-    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>, Error> {
+    fn outputs(&self, pass: &mut Pass<'_>) -> Result<Vec<f32>> {
         self.head.logits(pass, pass.rows(self.x))
     }
 }

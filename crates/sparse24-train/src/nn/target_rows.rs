@@ -3,7 +3,7 @@
 
 use super::{Pass, builder::Builder};
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, Region, Tensor,
         op::{GatherRows, HeadLoss, ScatterRows},
@@ -19,7 +19,7 @@ pub struct TargetRows {
 
 impl TargetRows {
     /// Allocates n numbers.
-    pub fn new(builder: &mut Builder<'_>, name: &str, n: usize) -> Result<Self, Error> {
+    pub fn new(builder: &mut Builder<'_>, name: &str, n: usize) -> Result<Self> {
         let numbers = builder.tensor(name, [n, 1], DType::U32, Region::Activations)?;
         Ok(Self { numbers })
     }
@@ -35,7 +35,7 @@ impl TargetRows {
         targets: &[u32],
         n: usize,
         to: Tensor,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let wanted = targets.iter().enumerate().filter(|&(_, &target)| target != HeadLoss::IGNORE);
         let (mut rows, mut ids): (Vec<u32>, Vec<u32>) =
             wanted.map(|(row, &target)| (row as u32, target)).unzip();
@@ -51,13 +51,13 @@ impl TargetRows {
     }
 
     /// out `[n, d]` = the rows of x; zero after the last.
-    pub fn gather(&self, pass: &mut Pass<'_>, x: Tensor, out: Tensor) -> Result<(), Error> {
+    pub fn gather(&self, pass: &mut Pass<'_>, x: Tensor, out: Tensor) -> Result {
         let rows = self.numbers.first_rows(out.shape[0]);
         pass.run(GatherRows { x, rows, out })
     }
 
     /// dx = 0, but for the rows, which get dout `[n, d]`.
-    pub fn scatter(&self, pass: &mut Pass<'_>, dout: Tensor, dx: Tensor) -> Result<(), Error> {
+    pub fn scatter(&self, pass: &mut Pass<'_>, dout: Tensor, dx: Tensor) -> Result {
         let rows = self.numbers.first_rows(dout.shape[0]);
         pass.run(ScatterRows { dout, rows, dx })
     }

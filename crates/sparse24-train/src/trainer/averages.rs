@@ -5,7 +5,7 @@ use std::{iter::Copied, slice::Iter};
 
 use super::Recipe;
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, Region, Tensor,
         op::{Copy, MovingAverage},
@@ -25,7 +25,7 @@ impl Averages {
         backend: &mut dyn Backend,
         parameters: &Parameters,
         recipe: &Recipe,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let Some(decay) = recipe.ema_decay else {
             return Ok(Self { decay: 0.0, all: Vec::new() });
         };
@@ -37,21 +37,13 @@ impl Averages {
     }
 
     /// average = w.
-    pub(super) fn start(
-        &self,
-        backend: &mut dyn Backend,
-        parameters: &Parameters,
-    ) -> Result<(), Error> {
+    pub(super) fn start(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result {
         let mut all = parameters.iter().zip(self.iter());
         all.try_for_each(|(parameter, to)| backend.run(Copy { from: parameter.weight, to }))
     }
 
     /// Follows the weights after their step.
-    pub(super) fn follow(
-        &self,
-        backend: &mut dyn Backend,
-        parameters: &Parameters,
-    ) -> Result<(), Error> {
+    pub(super) fn follow(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result {
         let decay = self.decay;
         parameters.iter().zip(self.iter()).try_for_each(|(parameter, average)| {
             backend.run(MovingAverage { w: parameter.weight, average, decay })

@@ -5,7 +5,7 @@ use sparse24_core::op::{NonFinite, StepState};
 
 use super::{Allocated, Trainer};
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend, Op, Tensor,
         op::{DenseOp, Weight},
@@ -20,7 +20,7 @@ impl Trainer {
         &mut self,
         objective: &dyn Objective,
         culprit: NonFinite,
-    ) -> Result<String, Error> {
+    ) -> Result<String> {
         Ok(match culprit {
             NonFinite::Loss => {
                 let layer = self.first_output(objective)?;
@@ -37,7 +37,7 @@ impl Trainer {
 
     /// The first layer with a non-finite output, in the order of the forward pass of any
     /// micro-batch.
-    fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>, Error> {
+    fn first_output(&mut self, objective: &dyn Objective) -> Result<Option<String>> {
         let step = self.step() + 1;
         let phase = *self.phase_of(step);
         for micro_step in 0..self.recipe.gradient_accumulation.of(step) {
@@ -71,7 +71,7 @@ impl Trainer {
 
     /// The first non-finite gradient in the order of the backward pass, the reverse of the
     /// parameters' order; tied embeddings come last.
-    fn first_gradient(&mut self, row: usize) -> Result<String, Error> {
+    fn first_gradient(&mut self, row: usize) -> Result<String> {
         let Self { backend, allocated: Allocated { parameters, .. }, .. } = self;
         let all: Vec<_> = parameters.iter().collect();
         for parameter in all.iter().rev() {
@@ -100,6 +100,6 @@ fn name_of(op: &DenseOp, parameters: &Parameters) -> Option<String> {
     Some(name.strip_suffix(".weight").unwrap_or(name).to_owned())
 }
 
-fn is_finite(backend: &mut dyn Backend, tensor: Tensor) -> Result<bool, Error> {
+fn is_finite(backend: &mut dyn Backend, tensor: Tensor) -> Result<bool> {
     Ok(backend.download(tensor)?.iter().all(|value| value.is_finite()))
 }

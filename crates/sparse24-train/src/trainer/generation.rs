@@ -2,7 +2,7 @@
 
 use super::{Allocated, Trainer};
 use crate::{
-    Error,
+    Error, Result,
     backend::Copied,
     model::{DecodingStep, no_translation},
     nn::{BatchShape, Pass},
@@ -27,7 +27,7 @@ impl Trainer {
     ///
     /// # Panics
     /// If the prompt is empty.
-    pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>, Error> {
+    pub fn next_logits(&mut self, prompt: &[u32]) -> Result<Vec<f32>> {
         Ok(self.start_logits(prompt)?()?.swap_remove(0))
     }
 
@@ -38,7 +38,7 @@ impl Trainer {
     ///
     /// # Panics
     /// If the prompt is empty.
-    pub fn start_logits(&mut self, prompt: &[u32]) -> Result<Copied, Error> {
+    pub fn start_logits(&mut self, prompt: &[u32]) -> Result<Copied> {
         assert!(!prompt.is_empty(), "a prompt has a token");
         self.check_whole()?;
         let phase = *self.phase();
@@ -55,7 +55,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for a batch that
     /// is not one; errors from the backend.
-    pub fn encode(&mut self, batch: &Batch) -> Result<(), Error> {
+    pub fn encode(&mut self, batch: &Batch) -> Result {
         self.check_translates()?;
         self.batch.clone_from(batch);
         let sources = self.upload_batch(self.recipe.batch)?;
@@ -74,7 +74,7 @@ impl Trainer {
     /// [`Error::Setting`] for a model that does not translate; [`Error::Operand`] for sources that
     /// are not encoded (training and evaluations overwrite them), a position that does not follow
     /// the one before, more tokens than a batch has, or an unknown parent; errors from the backend.
-    pub fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+    pub fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>> {
         self.check_translates()?;
         let &DecodingStep { sources, position, longest, tokens, parents } = step;
         let (n, most, sources) =
@@ -105,7 +105,7 @@ impl Trainer {
         Ok(logits)
     }
 
-    fn check_translates(&self) -> Result<(), Error> {
+    fn check_translates(&self) -> Result {
         self.check_whole()?;
         let translates = self.recipe.model.inputs() == Inputs::Translation;
         if translates { Ok(()) } else { Err(no_translation()) }

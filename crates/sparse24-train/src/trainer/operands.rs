@@ -11,7 +11,7 @@ use sparse24_core::{
 
 use super::{Allocated, Part, Trainer};
 use crate::{
-    Error,
+    Result,
     backend::{
         Backend,
         op::{CompressWeight, MaskSearch, Orientation, PermutedMask},
@@ -42,7 +42,7 @@ pub(super) enum Refreshed {
 impl Trainer {
     /// Brings masks and S(w) in line with w and the phase, and with the next phase where that is
     /// the first sparse one.
-    pub(super) fn prepare_weights(&mut self, refreshed: Refreshed) -> Result<(), Error> {
+    pub(super) fn prepare_weights(&mut self, refreshed: Refreshed) -> Result {
         let step = self.step();
         let [current, next] = [step, step + 1].map(|step| *self.phase_of(step));
         let entered = current.mask().is_none();

@@ -13,7 +13,7 @@ use sparse24_core::{
 
 use super::{Allocated, ParameterState, Progress, Recipe, Trainer};
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, Op, PendingReport, Region, ShapeOnly, Stage, StepReport, Tensor,
         op::{Add, Copy},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Requires a power of two of ranks that divides the replicas.
-pub(super) fn check(recipe: &Recipe, world: usize) -> Result<(), Error> {
+pub(super) fn check(recipe: &Recipe, world: usize) -> Result {
     limits::check("ranks", world.is_power_of_two(), "a power of two", world)?;
     let is_divided = (recipe.replicas.get() as usize).is_multiple_of(world);
     let expected = format!("a multiple of the number of ranks, {world}");
@@ -39,7 +39,7 @@ pub(super) fn partial_sums(
     parameters: &Parameters,
     recipe: &Recipe,
     world: usize,
-) -> Result<Vec<Vec<Tensor>>, Error> {
+) -> Result<Vec<Vec<Tensor>>> {
     let levels = (recipe.replicas.get() / world as u32).ilog2();
     (0..levels)
         .map(|_| parameters.beside(backend, "partial sum of gradients", Region::Gradients))
@@ -51,7 +51,7 @@ pub(super) fn received(
     backend: &mut dyn Backend,
     parameters: &Parameters,
     world: usize,
-) -> Result<Vec<Tensor>, Error> {
+) -> Result<Vec<Tensor>> {
     let gradients: Vec<_> = parameters.iter().map(|parameter| parameter.gradient).collect();
     let shape = [1, received_elements(&gradients, world)];
     (1..world)
@@ -64,7 +64,7 @@ pub(super) fn exchange(
     Allocated { model, parameters, received, .. }: &Allocated,
     recipe: &Recipe,
     own: usize,
-) -> Result<Vec<Stage>, Error> {
+) -> Result<Vec<Stage>> {
     if received.is_empty() {
         return Ok(Vec::new());
     }
@@ -107,14 +107,14 @@ impl Trainer {
     }
 
     /// A signal must not end a step on one rank alone.
-    pub(super) fn check_interrupt(&self) -> Result<(), Error> {
+    pub(super) fn check_interrupt(&self) -> Result {
         let is_set = self.group.world() == 1 && self.interrupt.load(Ordering::Relaxed);
         if is_set { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Adds the partial sums that this rank's replica of this number completes to the gradients,
     /// and keeps the sum for a later one, unless it is the last.
-    pub(super) fn end_replica(&mut self, replica: u32) -> Result<(), Error> {
+    pub(super) fn end_replica(&mut self, replica: u32) -> Result {
         let Self { backend, allocated: Allocated { parameters, partial_sums, .. }, .. } = self;
         let complete = replica.trailing_ones() as usize;
         let (completed, further) = partial_sums.split_at(complete.min(partial_sums.len()));
@@ -135,7 +135,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Errors of [`Backend::connect`].
-    pub fn connect(&mut self) -> Result<Option<String>, Error> {
+    pub fn connect(&mut self) -> Result<Option<String>> {
         self.backend.connect(&mut *self.group)
     }
 
@@ -152,7 +152,7 @@ impl Trainer {
         started: bool,
         rows: usize,
         targets: &mut Vec<usize>,
-    ) -> Result<Option<Shared>, Error> {
+    ) -> Result<Option<Shared>> {
         let Self { backend, group, allocated: Allocated { losses, .. }, exchange, .. } = self;
         if group.world() == 1 {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Errors from the objective and the backend.
-    pub fn time_plans(&mut self, objective: &dyn Objective) -> Result<(), Error> {
+    pub fn time_plans(&mut self, objective: &dyn Objective) -> Result {
         let step = self.step() + 1;
         for phase in self.recipe.method.phases.clone() {
             let shape = self.prepare_batch(objective, self.step_state(step))?;
@@ -198,7 +198,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Peer`] if a rank is gone; errors from the backend.
-    pub fn take_state_of_rank_0(&mut self) -> Result<(), Error> {
+    pub fn take_state_of_rank_0(&mut self) -> Result {
         let mut states = self.parameter_states()?;
         let Progress { step, ends, variance_changes } = &self.progress;
         let ends = ends.iter().flat_map(|(&phase, &step)| [phase as u32, step]);
@@ -240,14 +240,14 @@ impl Trainer {
 const LONGEST: usize = 1 << 24;
 
 /// Rank 0's values.
-fn floats(group: &mut dyn Group, values: &[f32]) -> Result<Vec<f32>, Error> {
+fn floats(group: &mut dyn Group, values: &[f32]) -> Result<Vec<f32>> {
     let bits: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
     let bits = words(group, Some(&bits))?.unwrap_or_default();
     Ok(bits.into_iter().map(f32::from_bits).collect())
 }
 
 /// Rank 0's words, if it has any, in messages of at most [`LONGEST`]; a shorter one is the last.
-fn words(group: &mut dyn Group, words: Option<&[u32]>) -> Result<Option<Vec<u32>>, Error> {
+fn words(group: &mut dyn Group, words: Option<&[u32]>) -> Result<Option<Vec<u32>>> {
     let has = group.broadcast(&[u8::from(words.is_some())])?;
     if has != [1] {
         return Ok(None);

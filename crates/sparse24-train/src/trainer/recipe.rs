@@ -6,7 +6,7 @@ use sparse24_core::op::Accumulate;
 
 use super::Allocated;
 use crate::{
-    Error,
+    Error, Result,
     backend::{Backend, Capabilities, ShapeOnly},
     limits::{self, MOST, MOST_GROWN},
     method::{Method, Phase},
@@ -93,7 +93,7 @@ impl Recipe {
     ///
     /// # Errors
     /// [`Error::Setting`] names the first key that is wrong.
-    pub fn check(&self, capabilities: &Capabilities) -> Result<(), Error> {
+    pub fn check(&self, capabilities: &Capabilities) -> Result {
         self.model.check(self.batch.sequence_length, self.checkpointing)?;
         limits::check("steps", self.steps > 0, "at least 1", self.steps)?;
         limits::check("batch.size", self.batch.size > 0, "at least 1", self.batch.size)?;
@@ -145,7 +145,7 @@ impl Recipe {
     ///
     /// # Errors
     /// [`Error::Setting`] names the key that shrinks the first tensor that is too large.
-    pub fn check_tensors(&self, capabilities: Capabilities, world: usize) -> Result<(), Error> {
+    pub fn check_tensors(&self, capabilities: Capabilities, world: usize) -> Result {
         Allocated::new(&mut ShapeOnly::within(capabilities), self, world).map(drop)
     }
 }

@@ -5,7 +5,7 @@ use sparse24_core::phase::{has_settled, settling_window};
 
 use super::{Recipe, Trainer};
 use crate::{
-    Error,
+    Result,
     backend::{Backend, Region, Tensor, op::Copy},
     method::{Method, Until},
     nn::{Parameter, Parameters},
@@ -21,27 +21,19 @@ impl Variances {
         backend: &mut dyn Backend,
         parameters: &Parameters,
         method: &Method,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let mut before = || parameters.beside(backend, "second moment before", Region::Moments);
         Ok(Self(if method.watches_variance() { before()? } else { Vec::new() }))
     }
 
     /// Copies the present second moments.
-    pub(super) fn keep(
-        &self,
-        backend: &mut dyn Backend,
-        parameters: &Parameters,
-    ) -> Result<(), Error> {
+    pub(super) fn keep(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result {
         let mut all = parameters.iter().zip(&self.0);
         all.try_for_each(|(parameter, &to)| backend.run(Copy { from: watched(parameter), to }))
     }
 
     /// Z: the mean distance, over all weights, from the copies.
-    pub(super) fn change(
-        &self,
-        backend: &mut dyn Backend,
-        parameters: &Parameters,
-    ) -> Result<f32, Error> {
+    pub(super) fn change(&self, backend: &mut dyn Backend, parameters: &Parameters) -> Result<f32> {
         let (mut sum, mut weights) = (0.0, 0);
         for (parameter, &copy) in parameters.iter().zip(&self.0) {
             sum += backend.l1_distance(watched(parameter), copy)?;

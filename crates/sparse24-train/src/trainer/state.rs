@@ -7,7 +7,7 @@ use sparse24_core::{Mask, permute::is_permuted};
 
 use super::{Memory, Recipe, Refreshed, Trainer};
 use crate::{
-    Error,
+    Error, Result,
     backend::MaskId,
     limits,
     method::{Ends, KeptValues, WeightOperand},
@@ -71,19 +71,19 @@ impl Trainer {
     ///
     /// # Errors
     /// Errors of [`Self::copy_out`].
-    pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>, Error> {
+    pub fn parameter_states(&mut self) -> Result<Vec<ParameterState>> {
         self.copy_out(Vec::new())?()
     }
 
     /// Fails if the state is between two steps or only partly loaded.
-    pub(super) fn check_whole(&self) -> Result<(), Error> {
+    pub(super) fn check_whole(&self) -> Result {
         let problem = "an update or a load did not finish; restore a state before you go on";
         let (name, problem) = ("the trainer".to_owned(), problem.to_owned());
         if self.is_torn { Err(Error::Parameter { name, problem }) } else { Ok(()) }
     }
 
     /// Refuses names of no parameter, and repeated ones.
-    fn check_names<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+    fn check_names<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result {
         let parameters = self.allocated.parameters.iter();
         let mut left: BTreeSet<_> = parameters.map(|parameter| &*parameter.spec.name).collect();
         let Some(name) = names.find(|name| !left.remove(name)) else { return Ok(()) };
@@ -99,7 +99,7 @@ impl Trainer {
     pub fn copy_out(
         &mut self,
         mut states: Vec<ParameterState>,
-    ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>, Error> + Send + use<>, Error> {
+    ) -> Result<impl FnOnce() -> Result<Vec<ParameterState>> + Send + use<>> {
         self.check_whole()?;
         let is_sparse = self.phase().mask().is_some();
         let kept = [self.recipe.optimizer.rule.adam().is_some(), self.recipe.ema_decay.is_some()];
@@ -147,11 +147,7 @@ impl Trainer {
     /// shape, a second moment that is negative or that no optimizer reads, or a mask that lacks the
     /// structure of the phase; with one mask, a sparse phase needs the masks of all. After these,
     /// the trainer is as it was; after an error of the device, it must be restored.
-    pub fn restore(
-        &mut self,
-        progress: impl Into<Progress>,
-        states: &[ParameterState],
-    ) -> Result<(), Error> {
+    pub fn restore(&mut self, progress: impl Into<Progress>, states: &[ParameterState]) -> Result {
         let (progress, Recipe { method, steps, .. }) = (progress.into(), &self.recipe);
         let expected = format!("at least the {} of the state", progress.step);
         limits::check("steps", progress.step <= *steps, &expected, steps)?;
@@ -201,7 +197,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Setting`] after the first step; [`Error::Parameter`] where one is missing,
     /// repeated, of another size or of no parameter.
-    pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result<(), Error> {
+    pub fn start_from(&mut self, weights: &[(&str, &[f32])]) -> Result {
         self.check_names(weights.iter().map(|&(name, _)| name))?;
         self.start_partly_from(weights, |_| false)
     }
@@ -216,7 +212,7 @@ impl Trainer {
         &mut self,
         weights: &[(&str, &[f32])],
         is_new: impl Fn(&str) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.check_whole()?;
         limits::check("trainer", self.step() == 0, "one at step 0", self.step())?;
         let mut found = Vec::new();
@@ -250,7 +246,7 @@ fn missing(parameter: &Parameter, what: &str) -> Error {
 }
 
 /// Refuses a part of a state that is not of the size of the parameter.
-fn sized(parameter: &Parameter, what: &str, found: &[usize]) -> Result<(), Error> {
+fn sized(parameter: &Parameter, what: &str, found: &[usize]) -> Result {
     let (shape, elements) = (parameter.weight.shape, [parameter.weight.elements()]);
     let expected = if found.len() == 1 { &elements[..] } else { &shape };
     let problem = || format!("expected {what} of size {expected:?}, found {found:?}");
@@ -262,7 +258,7 @@ fn whole<'a>(
     states: &'a [ParameterState],
     parameter: &Parameter,
     forward: WeightOperand,
-) -> Result<&'a ParameterState, Error> {
+) -> Result<&'a ParameterState> {
     let missing = |what: &str| missing(parameter, what);
     let state = states.iter().find(|state| state.name == parameter.spec.name);
     let state = state.ok_or_else(|| missing("state"))?;

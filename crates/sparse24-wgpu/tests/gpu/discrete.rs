@@ -19,9 +19,7 @@ use sparse24_core::{
 };
 use sparse24_wgpu as wgpu;
 
-use crate::{Bits, open};
-
-const KINDS: [MaskKind; 3] = [MaskKind::Transposable, MaskKind::RowWise, MaskKind::ColumnWise];
+use crate::{Bits, alloc, loaded, open};
 
 fn floats(bits: &[u32]) -> Vec<f32> {
     bits.iter().map(|&bits| f32::from_bits(bits)).collect()
@@ -59,15 +57,14 @@ fn blocks(check: fn(u64)) {
 fn ten_million_masks(block: u64) {
     let Some(mut device) = open() else { return };
     let shape = [1000, 1000];
-    let whole = device.alloc("w", [shape[0], shape[1] + 3], "test").unwrap();
+    let whole = alloc(&mut device, [shape[0], shape[1] + 3]);
     let w = wgpu::Matrix { offset: 2, shape, ..whole };
-    let masks = KINDS.map(|_| device.alloc_tiles(shape, "test").unwrap());
-    let flips = device.alloc("flips", [1, 1], "test").unwrap();
-    let pruned = device.alloc("S(w)", shape, "test").unwrap();
+    let masks = MaskKind::ALL.map(|_| device.alloc_tiles(shape, "test").unwrap());
+    let flips = alloc(&mut device, [1, 1]);
+    let pruned = alloc(&mut device, shape);
     let permuted = device.alloc_tiles(shape, "test").unwrap();
     let (order, places) = order(shape[0]);
-    let both = device.alloc("order", [1, 2 * shape[0]], "test").unwrap();
-    device.upload(both, &[&order[..], &places].concat()).unwrap();
+    let both = loaded(&mut device, [1, 2 * shape[0]], &[&order[..], &places].concat());
     for seed in 160 * block..160 * (block + 1) {
         let bits = Bits::ALL[seed as usize / 4 % Bits::ALL.len()];
         let values = bits.words(shape[0] * shape[1], 1 << 32 | seed);
@@ -75,16 +72,16 @@ fn ten_million_masks(block: u64) {
         // A tile has four groups.
         let kinds = if seed % 4 == 0 { 0..3 } else { 0..1 };
         for kind in kinds.clone() {
-            wgpu::search::mask_search(&mut device, w, KINDS[kind], masks[kind]).unwrap();
+            wgpu::search::mask_search(&mut device, w, MaskKind::ALL[kind], masks[kind]).unwrap();
         }
         device.submit().unwrap();
         let host = Array2::from_shape_vec((shape[0], shape[1]), floats(&values)).unwrap();
         let mut expected = Vec::new();
         for kind in kinds {
-            let mask = search::mask_search(host.view(), KINDS[kind]).unwrap();
+            let mask = search::mask_search(host.view(), MaskKind::ALL[kind]).unwrap();
             let found = device.download_mask(masks[kind]).unwrap();
             let at = found.tiles().iter().zip(mask.tiles()).position(|(a, b)| a != b);
-            assert_eq!(at, None, "a tile of {bits:?}, {:?}, seed {seed}", KINDS[kind]);
+            assert_eq!(at, None, "a tile of {bits:?}, {:?}, seed {seed}", MaskKind::ALL[kind]);
             expected.push(mask);
         }
         let map = ValueMap::Identity;
@@ -131,7 +128,7 @@ const STATE: StepState = StepState {
 fn assert_samples(device: &mut wgpu::Device, [p, r]: [usize; 2], bits: Bits, seed: u64) {
     let site = Site::new(Purpose::Mvue, seed as u32 & 0xff);
     let values = bits.words(p * r, 1 << 33 | seed);
-    let [dz, out] = [0; 2].map(|_| device.alloc("dz", [p, r], "test").unwrap());
+    let [dz, out] = [0; 2].map(|_| alloc(device, [p, r]));
     device.upload(dz, &values).unwrap();
     device.set_step(&STATE).unwrap();
     wgpu::mvue::mvue_compress(device, dz, Estimator::Exact, site, out).unwrap();
@@ -163,7 +160,7 @@ fn approximate_samples() {
     let Some(mut device) = open() else { return };
     let site = Site::new(Purpose::Mvue, 7);
     let [p, r] = [1000, 1000];
-    let [dz, out] = [0; 2].map(|_| device.alloc("dz", [p, r], "test").unwrap());
+    let [dz, out] = [0; 2].map(|_| alloc(&mut device, [p, r]));
     for (seed, bits) in Bits::ALL.into_iter().cycle().take(40).enumerate() {
         let values = bits.words(p * r, 1 << 34 | seed as u64);
         device.upload(dz, &values).unwrap();

@@ -4,7 +4,7 @@
 use std::env;
 
 use sparse24_core::philox::{Purpose, Site, Stream};
-use sparse24_wgpu::{Device, Error};
+use sparse24_wgpu::{Device, Error, Matrix};
 
 mod discrete;
 mod products;
@@ -21,6 +21,17 @@ fn open() -> Option<Device> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+fn alloc(device: &mut Device, shape: [usize; 2]) -> Matrix {
+    device.alloc("x", shape, "test").unwrap()
+}
+
+/// A matrix of these words.
+fn loaded(device: &mut Device, shape: [usize; 2], words: &[u32]) -> Matrix {
+    let matrix = alloc(device, shape);
+    device.upload(matrix, words).unwrap();
+    matrix
 }
 
 /// Distributions of f32 bits that are hostile to floating-point arithmetic.

@@ -4,7 +4,7 @@ use ndarray::Array2;
 use sparse24_core::op::Accumulate;
 use sparse24_wgpu::gemm;
 
-use crate::{Bits, open};
+use crate::{Bits, loaded, open};
 
 /// Products by scalar loads, by vec4 loads, with the larger output tile, and for software adapters.
 #[test]
@@ -22,9 +22,7 @@ fn products_of_integers() {
             let values = words.into_iter().map(|word| (word % 17) as f32 - 8.0).collect();
             let values = Array2::from_shape_vec(shape, values).unwrap();
             let bits: Vec<u32> = values.iter().map(|x: &f32| x.to_bits()).collect();
-            let matrix = device.alloc("operand", shape, "test").unwrap();
-            device.upload(matrix, &bits).unwrap();
-            (matrix, values)
+            (loaded(&mut device, shape, &bits), values)
         };
         let [(x, xs), (w, ws), (dz, dzs), (bias, biases)] =
             [given([p, q], 1), given([r, q], 2), given([p, r], 3), given([1, r], 4)];

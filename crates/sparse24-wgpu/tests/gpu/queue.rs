@@ -11,7 +11,7 @@ use sparse24_wgpu::{
     mvue::mvue_compress,
 };
 
-use crate::{Bits, open};
+use crate::{Bits, alloc, loaded, open};
 
 #[test]
 fn bits_survive_copies() {
@@ -19,15 +19,15 @@ fn bits_survive_copies() {
     for shape in [[0, 5], [1, 1], [3, 7], [64, 64]] {
         let [rows, columns] = shape;
         let values = Bits::Any.words(rows * columns, 3);
-        let wide = device.alloc("wide", [rows, columns + 2], "test").unwrap();
-        let inner = sparse24_wgpu::Matrix { offset: 1, shape, ..wide };
-        let packed = device.alloc("packed", shape, "test").unwrap();
+        let wide = alloc(&mut device, [rows, columns + 2]);
+        let inner = Matrix { offset: 1, shape, ..wide };
+        let packed = alloc(&mut device, shape);
         fill(&mut device, wide, 7).unwrap();
         device.upload(inner, &values).unwrap();
         copy(&mut device, inner, packed).unwrap();
         assert_eq!(device.download(packed).unwrap(), values);
         fill(&mut device, inner, 8).unwrap();
-        let other = device.alloc("other", shape, "test").unwrap();
+        let other = alloc(&mut device, shape);
         copy(&mut device, packed, other).unwrap();
         copy(&mut device, other, inner).unwrap();
         let found = device.download(wide).unwrap();
@@ -41,7 +41,7 @@ fn bits_survive_copies() {
 #[test]
 fn work_is_in_order_and_copies_are_of_their_time() {
     let Some(mut device) = open() else { return };
-    let x = device.alloc("x", [1, 1000], "test").unwrap();
+    let x = alloc(&mut device, [1, 1000]);
     // More calls than a page of constants or a submission has.
     let mut copies = Vec::new();
     for value in 0..1500 {
@@ -63,9 +63,8 @@ fn large_copies_are_staged() {
     // copy.
     let shape = [3, 6_000_001];
     let values = Bits::Any.words(shape[0] * shape[1], 4);
-    let x = device.alloc("x", shape, "test").unwrap();
-    device.upload(x, &values).unwrap();
-    let last = sparse24_wgpu::Matrix { offset: 1, shape: [3, 6_000_000], ..x };
+    let x = loaded(&mut device, shape, &values);
+    let last = Matrix { offset: 1, shape: [3, 6_000_000], ..x };
     let copied = device.copy_out(&[x, x, x, last, x]).unwrap().read().unwrap();
     assert!([0, 1, 2, 4].iter().all(|&i| copied[i] == values));
     let rows = values.chunks(shape[1]);
@@ -75,7 +74,7 @@ fn large_copies_are_staged() {
 #[test]
 fn recorded_work_is_done_again() {
     let Some(mut device) = open() else { return };
-    let [x, y] = [0; 2].map(|_| device.alloc("x", [1, 8], "test").unwrap());
+    let [x, y] = [0; 2].map(|_| alloc(&mut device, [1, 8]));
     device.start_recording();
     for value in 0..600 {
         fill(&mut device, y, value).unwrap();
@@ -105,7 +104,7 @@ fn refusals_name_what_is_wrong() {
         panic!("adapter 99 was opened");
     };
     assert!(error.to_string().contains(&device.name()), "{error}");
-    let [a, b] = [[2, 3], [3, 2]].map(|shape| device.alloc("x", shape, "test").unwrap());
+    let [a, b] = [[2, 3], [3, 2]].map(|shape| alloc(&mut device, shape));
     assert!(matches!(copy(&mut device, a, b), Err(Error::Shape { .. })));
     let site = Site::new(Purpose::Mvue, 1);
     let gaps = Matrix { shape: [2, 2], ..a };

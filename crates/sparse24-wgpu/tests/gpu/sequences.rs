@@ -7,7 +7,7 @@ use sparse24_wgpu::{
     loss::{Pass, span_loss},
 };
 
-use crate::{Bits, open};
+use crate::{Bits, alloc, loaded, open};
 
 /// A length beyond the keys counts as their number.
 #[test]
@@ -17,16 +17,12 @@ fn attention_reads_no_other_sequence() {
     let mask = AttentionMask::Full;
     let shape = AttentionShape { batch, heads: 2, queries: keys, keys, mask };
     let rows = [batch * keys, d];
-    let [q, k, v, d_o] = [1, 2, 3, 4].map(|seed| {
-        let matrix = device.alloc("operand", rows, "test").unwrap();
-        device.upload(matrix, &Bits::Close.words(matrix.elements(), seed)).unwrap();
-        matrix
-    });
-    let long = device.alloc("lengths", [batch, 1], "test").unwrap();
-    device.upload(long, &[keys as u32 + 3, u32::MAX]).unwrap();
+    let [q, k, v, d_o] = [1, 2, 3, 4]
+        .map(|seed| loaded(&mut device, rows, &Bits::Close.words(rows[0] * rows[1], seed)));
+    let long = loaded(&mut device, [batch, 1], &[keys as u32 + 3, u32::MAX]);
     let [expected, found] = [None, Some(long)].map(|lengths| {
-        let [o, dq, dk, dv] = [0; 4].map(|_| device.alloc("out", rows, "test").unwrap());
-        let [lse, scratch] = [0; 2].map(|_| device.alloc("lse", [4, keys], "test").unwrap());
+        let [o, dq, dk, dv] = [0; 4].map(|_| alloc(&mut device, rows));
+        let [lse, scratch] = [0; 2].map(|_| alloc(&mut device, [4, keys]));
         let forward = AttentionForward { shape, q, k, v, lengths, dropout: None, o, lse };
         attention_forward(&mut device, &forward).unwrap();
         let backward = AttentionBackward { forward, d_o, dqkv: [dq, dk, dv], scratch };
@@ -39,8 +35,8 @@ fn attention_reads_no_other_sequence() {
 #[test]
 fn a_span_loss_has_no_surplus_rows() {
     let Some(mut device) = open() else { return };
-    let [logits, targets, lengths, losses] = [[7, 2], [7, 1], [2, 1], [2, 1]]
-        .map(|shape| device.alloc("operand", shape, "test").unwrap());
+    let [logits, targets, lengths, losses] =
+        [[7, 2], [7, 1], [2, 1], [2, 1]].map(|shape| alloc(&mut device, shape));
     let found = span_loss(&mut device, logits, targets, lengths, Pass::Training, losses);
     assert!(matches!(found, Err(Error::Shape { .. })), "{found:?}");
 }
