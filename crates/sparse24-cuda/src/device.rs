@@ -41,7 +41,8 @@ use crate::{
 };
 
 pub(crate) use check::Checks;
-pub use graph::Graph;
+pub(crate) use graph::without_captures;
+pub use graph::{Graph, capturing};
 pub use host_copy::HostCopy;
 
 /// How a device is opened.

@@ -52,6 +52,6 @@ mod tensor_map;
 
 pub use architecture::Architecture;
 pub use compile::{Compiled, Release, compile};
-pub use device::{Device, Graph, HostCopy, Settings};
+pub use device::{Device, Graph, HostCopy, Settings, capturing};
 pub use error::Error;
 pub use matrix::{Matrix, Scalar};

@@ -21,7 +21,7 @@ use sparse24_core::{
 };
 
 use crate::{
-    Error,
+    Error, Result,
     backend::{
         Backend, DType, GraphId, MaskId, PendingCount, PendingReport, Plans, Region, Stage,
         TableId, Tensor,
@@ -74,7 +74,8 @@ pub struct StepOutcome {
     pub step: u32,
     /// The kind of its phase.
     pub phase: PhaseKind,
-    /// Mean loss per target before the update, in nats.
+    /// Mean over micro-batches of the mean loss per target (0 without targets) before the update,
+    /// in nats.
     pub loss: f64,
     /// The learning rate.
     pub learning_rate: f32,
@@ -135,11 +136,7 @@ pub(crate) struct Allocated {
 
 impl Allocated {
     /// For one of `world` ranks.
-    pub(crate) fn new(
-        backend: &mut dyn Backend,
-        recipe: &Recipe,
-        world: usize,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(backend: &mut dyn Backend, recipe: &Recipe, world: usize) -> Result<Self> {
         let &Recipe { ref method, ref optimizer, batch, dropout, .. } = recipe;
         let mut builder = Builder::new(backend, method, &optimizer.rule, batch, dropout);
         let model = recipe.model.build(&mut builder, recipe.checkpointing)?;
@@ -201,7 +198,7 @@ impl Trainer {
     /// # Errors
     /// [`Error::Setting`] for what the backend cannot train; errors of the allocations, among them
     /// sparsifiable shapes that do not consist of 4x4 tiles.
-    pub fn new(backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self, Error> {
+    pub fn new(backend: Box<dyn Backend>, recipe: Recipe) -> Result<Self> {
         Self::in_group(backend, recipe, Box::new(Solo))
     }
 
@@ -217,7 +214,7 @@ impl Trainer {
         mut backend: Box<dyn Backend>,
         recipe: Recipe,
         group: Box<dyn Group>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (capabilities, world) = (backend.capabilities(), group.world());
         recipe.check(&capabilities)?;
         ranks::check(&recipe, world)?;
@@ -273,7 +270,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Errors of [`Backend::use_plans`].
-    pub fn use_plans(&mut self, plans: &Plans) -> Result<(), Error> {
+    pub fn use_plans(&mut self, plans: &Plans) -> Result {
         self.backend.use_plans(plans)
     }
 
@@ -337,7 +334,7 @@ impl Trainer {
         &mut self,
         objective: &dyn Objective,
         sampling: FlipSampling,
-    ) -> Result<StepOutcome, Error> {
+    ) -> Result<StepOutcome> {
         self.start_step(objective, sampling)?.finish()
     }
 
@@ -350,7 +347,7 @@ impl Trainer {
         &'a mut self,
         objective: &'a dyn Objective,
         sampling: FlipSampling,
-    ) -> Result<StartedStep<'a>, Error> {
+    ) -> Result<StartedStep<'a>> {
         self.check_unfinished()?;
         if self.is_unreported {
             drop(self.backend.start_report(self.allocated.losses)?);
@@ -437,21 +434,21 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Setting`] after the last step of the recipe; errors from the backend.
-    pub fn skip_step(&mut self) -> Result<(), Error> {
+    pub fn skip_step(&mut self) -> Result {
         self.check_unfinished()?;
         self.advance(self.phase_index(self.step() + 1))
     }
 
     /// Fails beyond the recipe's last step, whose schedule and phases are over, and after an update
     /// or a load that did not finish.
-    fn check_unfinished(&self) -> Result<(), Error> {
+    fn check_unfinished(&self) -> Result {
         self.check_whole()?;
         let (done, steps) = (self.step(), self.recipe.steps);
         limits::check("steps", done < steps, &format!("more than the {done} done"), steps)
     }
 
     /// Advances the step counter and refreshes masks, whether the update was applied or skipped.
-    fn advance(&mut self, phase: usize) -> Result<(), Error> {
+    fn advance(&mut self, phase: usize) -> Result {
         self.is_torn = true;
         self.progress.step += 1;
         self.settle(phase);
@@ -486,11 +483,7 @@ impl Trainer {
 
     /// Makes a micro-batch and brings it to the device, with its step state; the loss is scaled to
     /// the mean over the targets of the micro-batch and over micro-batches. Returns its shape.
-    fn prepare_batch(
-        &mut self,
-        objective: &dyn Objective,
-        state: StepState,
-    ) -> Result<BatchShape, Error> {
+    fn prepare_batch(&mut self, objective: &dyn Objective, state: StepState) -> Result<BatchShape> {
         self.batch.clear();
         objective.fill(state.step, state.micro_step, &mut self.batch)?;
         let shape = self.upload_batch(self.recipe.batch)?;
@@ -502,7 +495,7 @@ impl Trainer {
     }
 
     /// Brings the batch to the device. Returns its shape, which is at most this.
-    fn upload_batch(&mut self, most: BatchShape) -> Result<BatchShape, Error> {
+    fn upload_batch(&mut self, most: BatchShape) -> Result<BatchShape> {
         self.check_whole()?;
         self.decoding = Decoding::default();
         let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
@@ -513,7 +506,7 @@ impl Trainer {
 
     /// Searches m(w) of every sparsifiable weight, whatever the phase: before the update into the
     /// masks 0, after it into the masks 1.
-    fn search_flips(&mut self, which: usize) -> Result<(), Error> {
+    fn search_flips(&mut self, which: usize) -> Result {
         let Self { backend, allocated: Allocated { parameters, flip_masks, .. }, .. } = self;
         parameters.sparsifiable().zip(flip_masks).try_for_each(|(parameter, masks)| {
             let (w, mask) = (parameter.weight, masks[which]);
@@ -521,7 +514,7 @@ impl Trainer {
         })
     }
 
-    fn start_flip_counts(&mut self) -> Result<Vec<PendingCount>, Error> {
+    fn start_flip_counts(&mut self) -> Result<Vec<PendingCount>> {
         self.search_flips(1)?;
         let Self { backend, allocated: Allocated { flip_masks, .. }, .. } = self;
         flip_masks.iter().map(|&[a, b]| backend.start_flip_count(a, b)).collect()
@@ -533,7 +526,7 @@ impl StartedStep<'_> {
     ///
     /// # Errors
     /// Errors of [`Trainer::train_step`].
-    pub fn finish(self) -> Result<StepOutcome, Error> {
+    pub fn finish(self) -> Result<StepOutcome> {
         let Self { trainer, objective, phase: index, learning_rate, targets, report, flips } = self;
         let (step, phase) = (trainer.step() + 1, trainer.recipe.method.phases[index]);
         let Trainer { backend, allocated: Allocated { parameters, variances, .. }, .. } = trainer;
@@ -542,7 +535,7 @@ impl StartedStep<'_> {
             trainer.is_torn = false;
             return Err(Error::NonFinite { step, what: trainer.divergence(objective, culprit)? });
         }
-        let of = |(parameter, count): (&Parameter, PendingCount)| -> Result<_, Error> {
+        let of = |(parameter, count): (&Parameter, PendingCount)| -> Result<_> {
             let weights = parameter.weight.elements() as u64;
             Ok(Flips { name: parameter.spec.name.clone(), flips: count()?, weights })
         };

@@ -3,7 +3,7 @@
 //!
 //! Invariant: what overwrites parameters is queued after copies of them that were started before.
 
-use sparse24_cuda::Graph;
+use sparse24_cuda::{Graph, capturing};
 
 use super::{CudaBackend, exchange};
 use crate::{Backend, Error, GraphId, Launches, Stage};
@@ -54,6 +54,7 @@ impl CudaBackend {
             work(self)?;
             Vec::new()
         } else {
+            let _capturing = capturing();
             self.gpu.start_capture()?;
             self.capture = Some(Vec::new());
             let queued = work(self).and_then(|()| self.end_segment(&[]));

@@ -4,7 +4,10 @@
 //! the same bits; only the contents of device memory, including the step state, may differ. Host
 //! reads and writes, allocations and synchronization are rejected during capture.
 
-use std::{ptr::null_mut, sync::Arc};
+use std::{
+    ptr::null_mut,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use cudarc::driver::{CudaContext, sys};
 
@@ -23,9 +26,25 @@ pub struct Graph {
 // use binds it.
 unsafe impl Send for Graph {}
 
+/// Held by threads that capture, and alone by what invalidates the captures of all threads.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// Keeps other threads from opening or closing cuBLASLt, which invalidates captures, until this is
+/// dropped.
+#[must_use]
+pub fn capturing() -> RwLockReadGuard<'static, ()> {
+    CAPTURES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until no thread captures; none starts before this is dropped.
+pub(crate) fn without_captures() -> RwLockWriteGuard<'static, ()> {
+    CAPTURES.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Device {
     /// Captures work from now on, instead of running it. Every kernel must have been launched
-    /// before, since loading a kernel cannot be captured.
+    /// before, since loading a kernel cannot be captured. If other threads open devices, hold
+    /// [`capturing`] until the capture ends.
     ///
     /// # Errors
     /// [`Error::Capturing`] if a capture is in progress; [`Error::OutOfMemory`], [`Error::Driver`].

@@ -27,7 +27,7 @@ use super::{
     cublaslt::{self, blas_error, check, succeeded},
     key::{Key, Product},
 };
-use crate::{Device, Error};
+use crate::{Device, Error, device::without_captures};
 
 /// Bytes of the workspace.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -60,6 +60,7 @@ impl Handle {
         cublaslt::load()?;
         device.bind()?;
         let mut handle = null_mut();
+        let _alone = without_captures();
         // SAFETY: the library is loaded, and the context bound.
         check(unsafe { cublaslt::cublasLtCreate(&mut handle) }, || "opening cuBLASLt".into())?;
         Ok(Self(handle))
@@ -68,6 +69,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        let _alone = without_captures();
         // SAFETY: it was created once and is destroyed once.
         let _ = unsafe { cublaslt::cublasLtDestroy(self.0) };
     }

@@ -11,7 +11,7 @@ use sparse24_train::{
     trainer::{FlipSampling, ParameterState, Recipe, Trainer},
 };
 
-use crate::support::{drawn, embedded, on_gpu, opened};
+use crate::support::{drawn, embedded, on_gpu, opened, states, trainer};
 
 /// Five sparse steps, two refreshes among them, and three dense ones; ragged tokens.
 pub(crate) fn recipe(dataset: &Dataset) -> Recipe {
@@ -32,7 +32,25 @@ pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<Para
     }
     let windows = dataset.evaluation_windows(recipe.batch.sequence_length, 0);
     let loss = trainer.evaluate(&windows, recipe.batch.size).expect("finite").loss();
-    (loss, trainer.parameter_states().expect("downloads"))
+    (loss, states(trainer))
+}
+
+/// A device that opens or closes does not disturb the captures of another thread.
+#[test]
+fn runs_side_by_side_capture() {
+    on_gpu(|_| {
+        let dataset = embedded(TokenizerKind::Byte);
+        let recipe = recipe(&dataset);
+        let train = || {
+            for _ in 0..20 {
+                let gpu = opened(Launches::Captured);
+                finish(&mut Trainer::new(gpu, recipe.clone()).expect("room"), &dataset);
+            }
+        };
+        std::thread::scope(|scope| {
+            [0; 3].map(|_| scope.spawn(train)).map(|run| run.join().unwrap())
+        });
+    });
 }
 
 #[test]
@@ -40,7 +58,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
     on_gpu(|timing| {
         let dataset = embedded(TokenizerKind::Byte);
         let recipe = recipe(&dataset);
-        let mut timed = Trainer::new(timing, recipe.clone()).expect("room");
+        let mut timed = trainer(timing, &recipe);
         let expected = finish(&mut timed, &dataset);
         let plans = timed.backend().plans();
         assert_eq!(timed.backend().plan_count(), plans.len());
@@ -51,7 +69,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
             assert!(is_timed, "no {kind} among {:?}", plans.keys());
         }
         let replaying = |launches| {
-            let mut trainer = Trainer::new(opened(launches), recipe.clone()).expect("room");
+            let mut trainer = trainer(opened(launches), &recipe);
             trainer.use_plans(&plans).expect("this device's own");
             trainer
         };
@@ -66,7 +84,7 @@ fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
                     let batches = drawn(&dataset, &recipe);
                     first.train_step(&batches, FlipSampling::Skip).expect("finite");
                 }
-                let states = first.parameter_states().expect("downloads");
+                let states = states(&mut first);
                 // What was captured serves a run that begins again in the middle, too.
                 for resumed in [&mut replaying(launches), &mut replayed] {
                     resumed.restore(step, &states).expect("its own states");
