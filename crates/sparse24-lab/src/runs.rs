@@ -31,10 +31,11 @@ use sparse24_run::{
     config::Config,
     disk, machine,
     run::{
-        Asked, Damaged, Given, Needs, Observer, Part, Resume, Run, RunData, RunDirectory,
-        StepMetrics, check_tensors, open_data, run_config,
+        Asked, Given, Needs, Observer, Part, Resume, Run, RunData, RunDirectory, StepMetrics,
+        check_tensors, open_data, run_config,
     },
 };
+use sparse24_train::group::Solo;
 
 /// One run of a set.
 #[derive(Debug, Clone, PartialEq)]
@@ -193,7 +194,7 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
     if !disk::exists(&path.join("config.toml")) {
         return Ok(None);
     }
-    check_config(path, member)?;
+    check_config(path, &run_config(path)?, member)?;
     let result = run_result::read(path, member)?;
     let checkpoints = path.join(CHECKPOINTS);
     match (&result, keep) {
@@ -225,8 +226,8 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 }
 
 /// Checks that a run directory has its member's settings.
-fn check_config(path: &Path, member: &Member) -> Result<(), Error> {
-    let (found, wanted) = (run_config(path)?.decisive(), member.config.decisive());
+fn check_config(path: &Path, found: &Config, member: &Member) -> Result<(), Error> {
+    let (found, wanted) = (found.decisive(), member.config.decisive());
     let Some((key, values)) = difference(&found, &wanted) else { return Ok(()) };
     let [found, wanted] = values.map(|value| value.unwrap_or("nothing"));
     let problem = format!(
@@ -321,10 +322,12 @@ fn train(
     (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
-    // Again: others may have changed it while earlier runs trained.
-    check_place(&path, member)?;
     let mut run = if disk::exists(&path.join("config.toml")) {
-        Run::resume(&path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
+        // Again, since others may have changed it while earlier runs trained.
+        Run::resume_in(Box::new(Solo), &path, &Resume::of_member(), |found| {
+            check_paths(&path, found, &member.config)?;
+            check_config(&path, found, member)
+        })?
     } else {
         let dataset = data_of(&member.config, opened)?;
         Run::start(member.config.clone(), dataset, Given::default(), &path)?

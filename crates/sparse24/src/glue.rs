@@ -15,8 +15,9 @@ use sparse24_lab::{
 use sparse24_run::{
     Error, checkpoint,
     config::{Config, unknown},
+    data::Tokenizer,
     disk,
-    run::{Damaged, Given, Needs, Provenance, Resume, Run, Scores, fingerprint, run_config},
+    run::{Given, Needs, Provenance, Resume, Run, Scores, fingerprint, run_config},
     task::{TASKS, Task, find},
 };
 
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let (config, _) = configured(&configure, task.name, args.epochs, &pretrained)?;
             let path = args.out.join(task.name).join(format!("seed-{seed}"));
             if is_run(&path)
-                && let Some(difference) = difference(&path, &config, &weights)?
+                && let Some(difference) = difference(&path, &config, &weights, &pretrained)?
             {
                 let problem = format!("{}: was fine-tuned {difference}", path.display());
                 return Err(Failure::new(Exit::Input, problem));
@@ -188,7 +189,12 @@ fn is_run(path: &Path) -> bool {
 }
 
 /// The first difference of a run from a fine-tuning of these weights, and what to do.
-fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<String>, Failure> {
+fn difference(
+    run: &Path,
+    config: &Config,
+    weights: &str,
+    pretrained: &Pretrained,
+) -> Result<Option<String>, Failure> {
     let found = run_config(run)?;
     if let Some((key, values)) = lab::difference(&found.decisive(), &config.decisive()) {
         let [found, wanted] = values.map(|value| value.unwrap_or("its default"));
@@ -199,6 +205,12 @@ fn difference(run: &Path, config: &Config, weights: &str) -> Result<Option<Strin
     let starts = Provenance::readable(&run.join("provenance.json"))?;
     if starts.first().and_then(|start| start.weights.as_deref()) != Some(weights) {
         let difference = "from other weights, by its provenance.json";
+        return Ok(Some(format!("{difference}; remove it or name another --out")));
+    }
+    // A lost one is made again.
+    let own = Tokenizer::load(&run.join("tokenizer.json"));
+    if own.is_ok_and(|own| own != pretrained.tokenizer) {
+        let difference = "with another tokenizer";
         return Ok(Some(format!("{difference}; remove it or name another --out")));
     }
     let is_same = |found: &str, wanted: &str| {
@@ -227,7 +239,7 @@ fn trained(
 ) -> Result<Scores, Failure> {
     on_threads(config.backend.threads, || {
         let run = if is_run(path) {
-            Run::resume(path, &Resume { damaged: Damaged::FallBack, ..Resume::default() })?
+            Run::resume(path, &Resume::of_member())?
         } else {
             let examples = open(&config, &pretrained.tokenizer)?;
             note_examples(&config, &examples);

@@ -318,6 +318,7 @@ pub(crate) fn resume(
         let run = Run::resume_in(member.group, path, how, |config| {
             note_outside("data.path", &config.data.path);
             note_outside("run.flip_reference", &config.run.flip_reference);
+            Ok(())
         })?;
         let signals = Signals::take()?;
         if run.trainer().step() == config.steps {

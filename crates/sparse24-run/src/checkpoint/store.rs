@@ -7,6 +7,7 @@
 
 use std::{
     ffi::OsString,
+    io::ErrorKind,
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
@@ -107,16 +108,25 @@ pub struct Latest {
 /// Finds the newest checkpoint in `directory` that verifies; damaged ones are skipped and listed.
 ///
 /// # Errors
-/// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
+/// [`Error::Io`] if the directory cannot be listed, or the operating system refuses to read a
+/// checkpoint, which may be intact; a directory that does not exist holds none.
 pub fn latest(directory: &Path) -> Result<Latest, Error> {
     let mut refused = Vec::new();
     for (step, path) in checkpoints(directory)?.into_iter().rev() {
         match proved(&path, step) {
             Ok(()) => return Ok(Latest { checkpoint: Some(path), refused }),
+            Err(error) if is_refusal(&error) => return Err(error),
             Err(error) => refused.push((path, error)),
         }
     }
     Ok(Latest { checkpoint: None, refused })
+}
+
+/// Whether the operating system may grant this later.
+fn is_refusal(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    let is_there = !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+    source.raw_os_error().is_some() && is_there
 }
 
 /// Verifies a checkpoint and that its step is that of its name.
@@ -234,7 +244,7 @@ fn directory_name(step: u32) -> String {
 }
 
 /// Checkpoints by ascending step.
-fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
+pub(crate) fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
     let mut found: Vec<_> = names(directory)?
         .into_iter()
         .filter_map(|name| Some((step_of_name(&name)?, directory.join(name))))

@@ -279,6 +279,14 @@ fn the_newest_that_verifies_is_found_and_the_others_are_named() {
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[0]));
     let message = found.refused[0].1.to_string();
     assert!(message.ends_with("is a checkpoint of step 20, not of the step in its name"));
+    // Nothing reads from a socket: the operating system refuses that, not the checkpoint.
+    #[cfg(unix)]
+    {
+        let manifest = renamed.join(MANIFEST);
+        fs::remove_file(&manifest).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(&manifest).unwrap();
+        assert!(problem(latest(at)).starts_with("cannot read "));
+    }
     assert_eq!(
         (step_of(&renamed), step_of(Path::new("step-4")), step_of(Path::new("."))),
         (Some(400), None, None)

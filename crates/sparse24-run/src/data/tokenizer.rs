@@ -1,5 +1,5 @@
-//! Tokenizers. Invariant: every id is below [`Tokenizer::vocabulary`] and, but for WordPiece,
-//! `decode(encode(text)) == text`.
+//! Tokenizers. Invariant: every id is below [`Tokenizer::vocabulary`] and, but for WordPiece and
+//! dictionaries, `decode(encode(text)) == text`.
 
 use std::{
     iter,
@@ -369,7 +369,7 @@ impl Tokenizer {
     }
 
     /// The ids of a text, and the bytes of the text that each stands for; a token of a part of a
-    /// character stands for its own bytes only.
+    /// character stands for its own bytes only. Not for dictionaries, whose texts are not kept.
     ///
     /// # Errors
     /// Same as [`Tokenizer::encode`].
@@ -487,8 +487,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately. Words of
-    /// WordPiece are decoded with a space before each.
+    /// The bytes of a sequence of ids; the pieces of a sequence can be decoded separately, but for
+    /// dictionaries. Words of WordPiece are decoded with a space before each.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id beyond the vocabulary.

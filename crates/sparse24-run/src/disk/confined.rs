@@ -66,15 +66,22 @@ mod imp {
         /// The same, wherever the process may go.
         absolute: PathBuf,
         directory: OwnedFd,
+        identity: [u64; 2],
     }
 
     impl Root {
+        /// The part of a path below this directory, under whatever name the path reaches it.
+        fn below<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+            let is_it =
+                |at: &&Path| fs::metadata(at).is_ok_and(|at| identity(&at) == self.identity);
+            path.strip_prefix(&self.absolute)
+                .ok()
+                .or_else(|| path.strip_prefix(path.ancestors().find(is_it)?).ok())
+        }
+
         pub(super) fn place(&self) -> Option<PathBuf> {
-            let opened = File::from(self.directory.try_clone().ok()?).metadata().ok()?;
-            let is_it = |path: &PathBuf| {
-                let found = fs::metadata(path);
-                found.is_ok_and(|at| (at.dev(), at.ino()) == (opened.dev(), opened.ino()))
-            };
+            let is_it =
+                |path: &PathBuf| fs::metadata(path).is_ok_and(|at| identity(&at) == self.identity);
             let link = format!("/proc/self/fd/{}", self.directory.as_raw_fd());
             let moved = || fs::read_link(link).ok().filter(is_it);
             Some(self.path.clone()).filter(is_it).or_else(moved)
@@ -88,11 +95,17 @@ mod imp {
             Some(at) => at.enter()?,
             None => openat(CWD, path, DIRECTORY, Mode::empty())?,
         };
-        let root = Arc::new(Root { path: path.to_owned(), absolute: absolute(path), directory });
+        let identity = identity(&File::from(directory.try_clone()?).metadata()?);
+        let (path, absolute) = (path.to_owned(), absolute(path));
+        let root = Arc::new(Root { path, absolute, directory, identity });
         let mut roots = ROOTS.write().unwrap_or_else(PoisonError::into_inner);
         roots.retain(|root| root.strong_count() > 0);
         roots.push(Arc::downgrade(&root));
         Ok(root)
+    }
+
+    fn identity(of: &fs::Metadata) -> [u64; 2] {
+        [of.dev(), of.ino()]
     }
 
     fn absolute(path: &Path) -> PathBuf {
@@ -110,11 +123,9 @@ mod imp {
         let roots = ROOTS.read().unwrap_or_else(PoisonError::into_inner);
         let mut live = roots.iter().rev().filter_map(Weak::upgrade);
         let path = absolute(path);
-        let Some(root) = live.find(|root| path.starts_with(&root.absolute)) else {
-            return Ok(None);
-        };
+        let found = live.find_map(|root| root.below(&path).map(|below| (root.clone(), below)));
+        let Some((root, below)) = found else { return Ok(None) };
         drop(roots);
-        let below = path.strip_prefix(&root.absolute).expect("it starts with it");
         let mut directory = root.directory.try_clone()?;
         let mut name = OsString::from(".");
         for (number, component) in below.components().enumerate() {

@@ -164,6 +164,9 @@ fn read_part(
                         tokenizer that goes with the weights"
                 )
             }
+            (&[rows, width], &[expected, also]) if width == also && name == "head.weight" => {
+                format!("is for {rows} classes, but the model has {expected}")
+            }
             (&[rows, width], &[expected, also]) if width == also && name == positions => {
                 format!("has {rows} positions, but the model has {expected}")
             }

@@ -116,7 +116,16 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     let ours = [TokenizerKind::Byte, TokenizerKind::Gpt2].into_iter();
     let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
     drop(found);
-    let Some(tokenizer) = known else { return wordpiece(folder, model) };
+    let Some(tokenizer) = known else {
+        let encloses = matches!(model, ModelSpec::Bert(_)) && file.is_object();
+        let known = wordpiece(folder, model)?;
+        return Ok(match known {
+            FolderTokenizer::Known(_) if encloses && !is_berts(&file["post_processor"]) => {
+                FolderTokenizer::Other("tokenizer.json: /post_processor is not BERT's".to_owned())
+            }
+            known => known,
+        });
+    };
     let specials =
         [end_of_text(Some(&tokenizer)).map(|_| END), mask_token(&tokenizer, model).map(|_| MASK)];
     let specials: Vec<_> = specials.into_iter().flatten().collect();
@@ -165,6 +174,16 @@ fn check_rules(file: &Value, kind: TokenizerKind, encloses: bool) -> Result<(), 
     rules.iter().find(differs).map_or(Ok(()), |(at, _)| {
         Err(format!("{at} is not as in GPT-2's tokenizer, so text would be tokenized differently"))
     })
+}
+
+/// Whether a post-processor encloses a text or a pair as BERT does.
+fn is_berts(processor: &Value) -> bool {
+    let token = |id: &str, of: u8| json!({ "SpecialToken": { "id": id, "type_id": of } });
+    let text = |id: &str, of: u8| json!({ "Sequence": { "id": id, "type_id": of } });
+    let single = [token("[CLS]", 0), text("A", 0), token("[SEP]", 0)];
+    let pair = [&single[..], &[text("B", 1), token("[SEP]", 1)]].concat();
+    let is_template = json!([single, pair]) == json!([processor["single"], processor["pair"]]);
+    processor["type"] == "BertProcessing" || is_template
 }
 
 /// The WordPiece tokenizer in a folder.
@@ -528,7 +547,7 @@ mod tests {
         for name in ["tokenizer.json", "vocab.txt"] {
             let folder = tempfile::tempdir().unwrap();
             let found = |vocabulary: usize| folder_tokenizer(folder.path(), &bert(vocabulary));
-            for (file, text) in files(&tokenizer, &spec(pieces)) {
+            for (file, text) in files(&tokenizer, &bert(pieces as usize)) {
                 if [name, "tokenizer_config.json"].contains(&file) {
                     std::fs::write(folder.path().join(file), text).unwrap();
                 }
@@ -539,6 +558,12 @@ mod tests {
             }
             let message = crate::error::problem(found(pieces as usize - 1));
             assert!(message.contains(name) && message.contains("pieces, but the model only"));
+            if name == "tokenizer.json" {
+                let (_, text) = files(&tokenizer, &spec(pieces)).swap_remove(0);
+                std::fs::write(folder.path().join(name), text).unwrap();
+                let other = found(300).unwrap();
+                assert!(matches!(&other, FolderTokenizer::Other(at) if at.contains("not BERT's")));
+            }
             std::fs::write(folder.path().join(name), "[PAD]").unwrap();
             let damaged = found(300).unwrap();
             assert!(

@@ -245,7 +245,7 @@ struct Contents {
     /// A file that must not be replaced.
     occupied: Option<String>,
     /// Remains of a start that died before it wrote the configuration, its last file. They hold no
-    /// metrics.
+    /// metrics and no checkpoint of a later step than 0.
     remains: Vec<String>,
 }
 
@@ -256,8 +256,10 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     names.retain(|name| name != REPORT || !has_search);
     let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
+    let has_steps = checkpoint::checkpoints(&path.join(CHECKPOINTS));
+    let has_steps = has_steps.map_or(true, |all| all.last().is_some_and(|&(step, _)| step > 0));
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
-    if was_locked && !has_metrics && names.iter().all(is_ours) {
+    if was_locked && !has_metrics && !has_steps && names.iter().all(is_ours) {
         return Ok(Contents { occupied: None, remains: names });
     }
     Ok(Contents { occupied: names.into_iter().next(), remains: Vec::new() })

@@ -76,8 +76,11 @@ impl Model {
         Self::lasting(|| {
             let confined = confine(run)?;
             let mut best = Best::of(run)?;
-            for metrics in MetricsLog::steps(&run.join(METRICS))? {
-                best.next(&metrics?);
+            let metrics = run.join(METRICS);
+            if disk::exists(&metrics) {
+                for metrics in MetricsLog::steps(&metrics)? {
+                    best.next(&metrics?);
+                }
             }
             let Some((loss, step)) = best.lowest else {
                 let problem = match best.former.last() {

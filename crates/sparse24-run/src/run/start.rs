@@ -61,9 +61,17 @@ pub struct Resume {
     pub settings: Vec<String>,
     /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
+    /// Whether the run is one of a set, which none of its settings may leave.
+    pub is_member: bool,
 }
 
 impl Resume {
+    /// That of a run of a set, which falls back by itself.
+    #[must_use]
+    pub fn of_member() -> Self {
+        Self { damaged: Damaged::FallBack, is_member: true, ..Self::default() }
+    }
+
     /// The command that resumes a run with these options, and `more`.
     pub(super) fn command(&self, path: &Path, more: &str) -> String {
         let mut command = format!("sparse24 resume {}", word(path));
@@ -222,20 +230,20 @@ impl Run {
     /// allowed to; and fewer steps than are done. [`Error::Room`]; [`Error::Io`], also for a
     /// directory in use.
     pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
-        Self::resume_in(Box::new(Solo), path, how, |_| {})
+        Self::resume_in(Box::new(Solo), path, how, |_| Ok(()))
     }
 
     /// Like [`Self::resume`], as rank 0 of a group whose other ranks
     /// [join](super::Follower::join); `announce` sees the configuration before any path in it is
-    /// read.
+    /// read, and may refuse it.
     ///
     /// # Errors
-    /// Like [`Self::resume`]; errors of the group.
+    /// Like [`Self::resume`]; errors of the group and of `announce`.
     pub fn resume_in(
         group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
-        announce: impl FnOnce(&Config) + Send,
+        announce: impl FnOnce(&Config) -> Result<(), Error> + Send,
     ) -> Result<Self, Error> {
         // For the number of threads; it is read again under the run's lock.
         let config = run_config(path).and_then(|config| config.with_settings(&how.settings));
@@ -247,7 +255,7 @@ impl Run {
         group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
-        announce: impl FnOnce(&Config),
+        announce: impl FnOnce(&Config) -> Result<(), Error>,
     ) -> Result<Self, Error> {
         let directory = RunDirectory::open(path)?;
         let mut config = run_config(directory.path())?;
@@ -265,7 +273,7 @@ impl Run {
         // Another method brings its own lambda.
         asked.extend(changed.keys().cloned());
         let starts = Provenance::readable(&directory.provenance())?;
-        announce(&config);
+        announce(&config)?;
         let latest = checkpoint::latest(&directory.checkpoints())?;
         let state = latest.checkpoint.as_deref().map(checkpoint::read_state).transpose()?;
         let data = data_of(directory.path(), &config, state.as_ref())?;
@@ -334,6 +342,9 @@ impl Run {
                 }
                 let more = if config.steps == step { " --set steps=N" } else { "" };
                 let accept = |allow: &str| {
+                    if how.is_member {
+                        return "remove it to train it again".to_owned();
+                    }
                     let command = how.command(directory.path(), &format!("{allow}{more}"));
                     format!("accept it with `{command}`")
                 };

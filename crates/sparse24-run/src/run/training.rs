@@ -198,7 +198,10 @@ impl Run {
         let steps = self.steps(observer);
         // Before the others end: a launcher may then kill this rank. The first error counts.
         let settled = self.settle();
-        let steps = steps.and_then(|ended| settled.map(|()| ended));
+        let steps = match (steps, settled) {
+            (Ok(_) | Err(Error::Interrupted), Err(error)) => Err(error),
+            (steps, _) => steps,
+        };
         let ending = match &steps {
             Ok(Ended::Finished(_)) => Some(Ending::Finished),
             Ok(Ended::Stopped { .. }) => Some(Ending::Stopped),

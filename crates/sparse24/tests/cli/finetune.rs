@@ -287,6 +287,11 @@ fn several_tasks_and_seeds_make_a_table() {
     place.write("all/cola/seed-3/checkpoints/step-00000012/model.safetensors", "");
     assert_eq!(place.json(&format!("{glue} --json")), table);
     assert_eq!(place.timeless("all/cola/seed-3").len(), 12);
+    place.train("other", &format!("{BERT} --set data.tokenizer=char"));
+    let tokenizer = place.read("all/cola/seed-3/tokenizer.json");
+    place.write("all/cola/seed-3/tokenizer.json", place.read("other/tokenizer.json"));
+    place.refuses(glue, 3, "was fine-tuned with another tokenizer; remove it");
+    place.write("all/cola/seed-3/tokenizer.json", tokenizer);
     // Labels that are all the same correlate with nothing.
     for name in ["train.tsv", "dev.tsv"] {
         place.write(&format!("glue/sts-b/{name}"), "1.0\taa\tab\n".repeat(9));
@@ -324,11 +329,7 @@ fn several_tasks_and_seeds_make_a_table() {
     }
     let dev = place.read("glue/CoLA/dev.tsv");
     place.write("glue/CoLA/dev.tsv", dev.replacen("aa", "ab", 1));
-    place.refuses(
-        glue,
-        3,
-        "accept it with `sparse24 resume */seed-3 *--allow data.path --set steps=N`",
-    );
+    place.refuses(glue, 3, "undo the change, remove it to train it again, or");
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";
     place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");

@@ -248,6 +248,12 @@ fn what_is_read_outside_is_printed_first() {
         format!("data.path: reads {}", text.display()),
         format!("run.flip_reference: reads {}", place.path("run").display()),
     ];
+    // A link below the run is not followed, under whatever name a path reaches it.
+    std::os::unix::fs::symlink(&text, place.path("next/link")).unwrap();
+    let own = place.read("next/config.toml");
+    place.edit("next/config.toml", text.to_str().unwrap(), "/proc/self/cwd/next/link");
+    place.refuses("resume next", 4, "it is a symbolic link, and is not followed");
+    place.write("next/config.toml", own);
     fs::remove_file(&text).unwrap();
     let (_, err) = place.exits("resume next", 3);
     assert!(err.lines().take(2).eq(&expected), "{err}");

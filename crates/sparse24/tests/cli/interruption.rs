@@ -260,6 +260,10 @@ fn folders_that_are_no_runs_and_changed_configurations_are_refused() {
         }
         fs::remove_file(place.path("loop")).unwrap();
     }
+    // Checkpoints of a loop of one's own are not those of a start that died.
+    place.write("own/lock", "");
+    place.folder("own/checkpoints/step-00000002");
+    place.refuses(&format!("train {TINY} --out own"), 3, "own: already *checkpoints");
     for inside in ["run/checkpoints", "run/checkpoints/step-00000012"] {
         let pattern = format!("{inside}: *config.toml*name run");
         place.refuses(&format!("resume {inside}"), 3, &pattern);

@@ -175,6 +175,7 @@ fn other_data_keep_the_tokenizer_of_the_run() {
     place.train("died", "--set data.path=foreign");
     place.remove("died/config.toml");
     place.remove("died/report.html");
+    place.remove("died/checkpoints");
     place.write("died/metrics.jsonl", "");
     place.train("died", "--set data.path=foreign");
     // The run's tokenizer is not used as one of another kind.

@@ -14,7 +14,7 @@ fn what_does_not_fit_is_named() {
         head is not tied, which this model needs";
     type Tensor<'a> = (&'a str, &'a [usize], &'a [f32]);
     type Case<'a> = (&'a [Tensor<'a>], (&'a str, &'a [usize]), &'a str);
-    let cases: [Case<'_>; 11] = [
+    let cases: [Case<'_>; 12] = [
         (
             &[("wpe.weight", &[2, 2], &ones[..4])],
             ("wte.weight", &[3, 2]),
@@ -35,6 +35,11 @@ fn what_does_not_fit_is_named() {
             ("wte.weight", &[3, 2]),
             "has a vocabulary of 4 tokens, but the model has 3; use the tokenizer that goes with \
                 the weights",
+        ),
+        (
+            &[("head.weight", &[3, 2], &ones[..6])],
+            ("head.weight", &[5, 2]),
+            "is for 3 classes, but the model has 5",
         ),
         (
             &[("wpe.weight", &[4, 2], &ones[..8])],
