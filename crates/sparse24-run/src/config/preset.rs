@@ -122,8 +122,8 @@ pub const PRESETS: [Preset; 17] = [
         summary: "a small DeiT for images of 32x32 pixels, in two minutes on a CPU",
         source: "Touvron et al. 2021, arXiv 2012.12877, with patches of 4x4, 4 layers and d_model \
             96 for CIFAR-10; but steps and batches for two minutes on two cores, without mixing, \
-            RandAugment, erasing and repeats, which so short a run does not need; lambda is not \
-            from a search",
+            RandAugment, erasing and repeats, which so short a run does not need; lambda 6e-3, \
+            from lambda-search",
         corpus: Corpus::Named,
         build: deit_cifar_cpu,
     },
@@ -132,7 +132,7 @@ pub const PRESETS: [Preset; 17] = [
         summary: "2 + 2 layers, d_model 128: a Transformer for Multi30k, in seven minutes on a CPU",
         source: "sparse24: transformer-multi30k, but 2 + 2 layers, dropout 0.1, 2048 tokens a \
             batch, a vocabulary of 4000, and Adam 3e-3 after 500 steps of warm-up, for about 12 \
-            epochs",
+            epochs; lambda 2e-4, from lambda-search",
         corpus: Corpus::Named,
         build: || transformer::multi30k_cpu(shakespeare_char_cpu()),
     },
@@ -191,7 +191,7 @@ pub const PRESETS: [Preset; 17] = [
         source: "Wu et al. 2021, \"Good for misconceived reasons\", arXiv 2105.14462 \
             (Transformer-Tiny on Multi30k): d_ff 256, dropout 0.3, label smoothing 0.1, 4096 \
             tokens a batch, 10,000 merges, Adam 5e-3 after 2000 steps of warm-up from 1e-7; but \
-            bytes are merged, and fst is the default, with the lambda of transformer-base",
+            bytes are merged, and fst is the default, with lambda 6e-4, from lambda-search",
         corpus: Corpus::Named,
         build: || transformer::multi30k(shakespeare_char_cpu()),
     },

@@ -18,7 +18,7 @@ fn presets_are_listed_with_their_sources() {
         ("deit-tiny", 2e-3),
         ("deit-small", 2e-3),
         ("deit-base", 1e-3),
-        ("transformer-multi30k", 1e-6),
+        ("transformer-multi30k", 6e-4),
         ("transformer-base", 1e-6),
         ("gpt2-124m", 6e-5),
         ("gpt2-350m", 2e-4),

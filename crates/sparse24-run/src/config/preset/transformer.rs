@@ -68,6 +68,7 @@ pub(super) fn multi30k(of: Config) -> Config {
             dropout: 0.3,
             ..base.model
         },
+        method: MethodConfig::of("fst", 6e-4),
         optimizer: OptimizerConfig { learning_rate: 5e-3, warmup_steps: 2000, ..base.optimizer },
         batch: BatchConfig { size: 64, ..base.batch },
         data: DataConfig { vocabulary: 10_000, ..base.data },
@@ -82,7 +83,7 @@ pub(super) fn multi30k_cpu(of: Config) -> Config {
     Config {
         steps: 3000,
         model: ModelConfig { layers: 2, dropout: 0.1, ..base.model },
-        method: MethodConfig::of("fst", 1e-6),
+        method: MethodConfig::of("fst", 2e-4),
         optimizer: OptimizerConfig { learning_rate: 3e-3, warmup_steps: 500, ..base.optimizer },
         batch: BatchConfig { size: 32, ..base.batch },
         data: DataConfig { vocabulary: 4000, ..base.data },
