@@ -277,8 +277,11 @@ fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, 
     }
 }
 
-/// Refuses a run whose configuration names other paths than the plan's: they would be read.
-fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+/// Refuses a run whose configuration names other paths than the wanted one: they would be read.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
     let rows = [
         ("data.path", &found.data.path, &wanted.data.path),
         ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),

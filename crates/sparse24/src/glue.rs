@@ -20,6 +20,7 @@ use sparse24_run::{
     run::{Given, Needs, Provenance, Resume, Run, Scores, fingerprint, run_config},
     task::{TASKS, Task, find},
 };
+use sparse24_train::group::Solo;
 
 use crate::{
     configure::Configure,
@@ -196,32 +197,25 @@ fn difference(
     pretrained: &Pretrained,
 ) -> Result<Option<String>, Failure> {
     let found = run_config(run)?;
+    let other = |what: String| Ok(Some(format!("{what}; remove it or name another --out")));
     if let Some((key, values)) = lab::difference(&found.decisive(), &config.decisive()) {
         let [found, wanted] = values.map(|value| value.unwrap_or("its default"));
-        let difference = format!("with {key} = {found}, expected {wanted}");
-        return Ok(Some(format!("{difference}; remove it or name another --out")));
+        return other(format!("with {key} = {found}, expected {wanted}"));
     }
     let _confined = disk::confine(run)?;
     let starts = Provenance::readable(&run.join("provenance.json"))?;
     if starts.first().and_then(|start| start.weights.as_deref()) != Some(weights) {
-        let difference = "from other weights, by its provenance.json";
-        return Ok(Some(format!("{difference}; remove it or name another --out")));
+        return other("from other weights, by its provenance.json".to_owned());
     }
-    // A lost one is made again.
+    // A lost or damaged one is an error of the resume.
     let own = Tokenizer::load(&run.join("tokenizer.json"));
     if own.is_ok_and(|own| own != pretrained.tokenizer) {
-        let difference = "with another tokenizer";
-        return Ok(Some(format!("{difference}; remove it or name another --out")));
+        return other("with another tokenizer".to_owned());
     }
-    let is_same = |found: &str, wanted: &str| {
-        found == wanted
-            || std::path::absolute(wanted).is_ok_and(|wanted| Path::new(found) == wanted)
-    };
-    if !is_same(&found.run.flip_reference, &config.run.flip_reference) {
-        let difference = "with another run.flip_reference";
-        return Ok(Some(format!("{difference}; remove it or name another --out")));
+    if !disk::is_same_place(&found.run.flip_reference, &config.run.flip_reference) {
+        return other("with another run.flip_reference".to_owned());
     }
-    Ok((!is_same(&found.data.path, &config.data.path)).then(|| {
+    Ok((!disk::is_same_place(&found.data.path, &config.data.path)).then(|| {
         format!(
             "on {}; remove it or name another --out, or, if the data were moved, change data.path \
              in its config.toml",
@@ -239,7 +233,8 @@ fn trained(
 ) -> Result<Scores, Failure> {
     on_threads(config.backend.threads, || {
         let run = if is_run(path) {
-            Run::resume(path, &Resume::of_member())?
+            let check = |found: &Config| lab::check_paths(path, found, &config);
+            Run::resume_in(Box::new(Solo), path, &Resume::of_member(), check)?
         } else {
             let examples = open(&config, &pretrained.tokenizer)?;
             note_examples(&config, &examples);

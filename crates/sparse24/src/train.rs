@@ -323,7 +323,7 @@ pub(crate) fn resume(
         let signals = Signals::take()?;
         if run.trainer().step() == config.steps {
             let more = config.steps.saturating_mul(2);
-            note(format!("the run is finished; for more, set steps, e.g. `--set steps={more}`"));
+            note(format!("for more steps, set them, e.g. `--set steps={more}`"));
         }
         drive(run, reporting, signals)
     })

@@ -294,7 +294,7 @@ impl Initial {
             }
         }
         let is_trained = |tokenizer: &Tokenizer| match tokenizer.kind() {
-            TokenizerKind::WordPiece => Path::new(&config.data.path).is_file(),
+            TokenizerKind::WordPiece => !Path::new(&config.data.path).is_dir(),
             kind => kind == TokenizerKind::Bpe,
         };
         if self.tokenizer.is_none() && dataset.tokenizer().is_some_and(is_trained) {

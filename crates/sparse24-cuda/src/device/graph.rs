@@ -26,7 +26,8 @@ pub struct Graph {
 // use binds it.
 unsafe impl Send for Graph {}
 
-/// Held by threads that capture, and alone by what invalidates the captures of all threads.
+/// Held by threads that capture, and alone by what invalidates the captures of all threads. No
+/// thread may wait for another while it holds this.
 static CAPTURES: RwLock<()> = RwLock::new(());
 
 /// Keeps other threads from opening or closing cuBLASLt, which invalidates captures, until this is

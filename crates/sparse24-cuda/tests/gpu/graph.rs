@@ -1,6 +1,10 @@
 //! CUDA graphs: a replay repeats the captured work, and what cannot be captured is refused.
 
-use sparse24_cuda::{Device, Error, activation, dropout::dropout};
+use sparse24_cuda::{
+    Device, Error, Settings, activation, capturing,
+    dropout::dropout,
+    gemm::{Gemm, WORKSPACE},
+};
 
 use crate::support::{Poisoned, gaussian, on_gpu, upload};
 use half::bf16;
@@ -43,6 +47,31 @@ fn a_replay_reads_the_current_memory_and_step_state() {
         }
         device.reset().expect("reset");
         assert!(matches!(device.replay(&graph), Err(Error::Stale { .. })));
+    });
+}
+
+/// Another thread that opens or closes cuBLASLt would invalidate the capture.
+#[test]
+fn a_capture_stays_whole_beside_another_device() {
+    on_gpu(|device| {
+        let x = upload(device, &gaussian::<bf16>([8, 8], 1));
+        let work = |device: &mut Device| {
+            activation::forward(device, Activation::Gelu, x, x).expect("queued");
+        };
+        work(device);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let mut other = Device::open(&Settings::default()).expect("it is there");
+                let workspace = other.alloc("workspace", [1, WORKSPACE]).expect("it fits");
+                (0..20).for_each(|_| drop(Gemm::new(&other, workspace).expect("it is there")));
+            });
+            while !other.is_finished() {
+                let _capturing = capturing();
+                device.start_capture().expect("the kernel is loaded");
+                (0..100).for_each(|_| work(device));
+                device.end_capture().expect("it is whole");
+            }
+        });
     });
 }
 

@@ -70,15 +70,6 @@ mod imp {
     }
 
     impl Root {
-        /// The part of a path below this directory, under whatever name the path reaches it.
-        fn below<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-            let is_it =
-                |at: &&Path| fs::metadata(at).is_ok_and(|at| identity(&at) == self.identity);
-            path.strip_prefix(&self.absolute)
-                .ok()
-                .or_else(|| path.strip_prefix(path.ancestors().find(is_it)?).ok())
-        }
-
         pub(super) fn place(&self) -> Option<PathBuf> {
             let is_it =
                 |path: &PathBuf| fs::metadata(path).is_ok_and(|at| identity(&at) == self.identity);
@@ -121,11 +112,22 @@ mod imp {
     /// The place of a path below a confined directory; `None` for any other path.
     pub(in super::super) fn resolve(path: &Path) -> io::Result<Option<At>> {
         let roots = ROOTS.read().unwrap_or_else(PoisonError::into_inner);
-        let mut live = roots.iter().rev().filter_map(Weak::upgrade);
-        let path = absolute(path);
-        let found = live.find_map(|root| root.below(&path).map(|below| (root.clone(), below)));
-        let Some((root, below)) = found else { return Ok(None) };
+        let live: Vec<_> = roots.iter().rev().filter_map(Weak::upgrade).collect();
         drop(roots);
+        let path = absolute(path);
+        let by_path =
+            |root: &Arc<Root>| Some((root.clone(), path.strip_prefix(&root.absolute).ok()?));
+        // The outermost of other names for a root: what follows could be a link.
+        let by_identity = || {
+            let above: Vec<_> = path.ancestors().filter(|_| !live.is_empty()).collect();
+            above.into_iter().rev().find_map(|at| {
+                let found = identity(&fs::metadata(at).ok()?);
+                let root = live.iter().find(|root| root.identity == found)?;
+                Some((root.clone(), path.strip_prefix(at).ok()?))
+            })
+        };
+        let found = live.iter().find_map(by_path).or_else(by_identity);
+        let Some((root, below)) = found else { return Ok(None) };
         let mut directory = root.directory.try_clone()?;
         let mut name = OsString::from(".");
         for (number, component) in below.components().enumerate() {

@@ -117,7 +117,9 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
     let known = ours.filter_map(|kind| Tokenizer::for_text(kind, "").ok()).find(is_same);
     drop(found);
     let Some(tokenizer) = known else {
-        let encloses = matches!(model, ModelSpec::Bert(_)) && file.is_object();
+        let encloses = matches!(model, ModelSpec::Bert(_))
+            && file["model"].is_object()
+            && folder.join("tokenizer.json").exists();
         let known = wordpiece(folder, model)?;
         return Ok(match known {
             FolderTokenizer::Known(_) if encloses && !is_berts(&file["post_processor"]) => {
@@ -183,7 +185,8 @@ fn is_berts(processor: &Value) -> bool {
     let single = [token("[CLS]", 0), text("A", 0), token("[SEP]", 0)];
     let pair = [&single[..], &[text("B", 1), token("[SEP]", 1)]].concat();
     let is_template = json!([single, pair]) == json!([processor["single"], processor["pair"]]);
-    processor["type"] == "BertProcessing" || is_template
+    let [before, after] = ["cls", "sep"].map(|key| &processor[key][0]);
+    is_template || before == "[CLS]" && after == "[SEP]" && processor["type"] == "BertProcessing"
 }
 
 /// The WordPiece tokenizer in a folder.

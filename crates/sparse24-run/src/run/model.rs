@@ -85,8 +85,8 @@ impl Model {
             let Some((loss, step)) = best.lowest else {
                 let problem = match best.former.last() {
                     Some(step) => format!(
-                        "has no evaluation since what they measure changed; before that, the best \
-                         was that of step {step}"
+                        "has not been evaluated since what evaluations measure changed; the best \
+                         one before that was at step {step}"
                     ),
                     None => "has no evaluation yet, so no best checkpoint".to_owned(),
                 };

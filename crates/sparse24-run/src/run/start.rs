@@ -61,7 +61,7 @@ pub struct Resume {
     pub settings: Vec<String>,
     /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
-    /// Whether the run is one of a set, which none of its settings may leave.
+    /// Whether the run belongs to a set: its settings and data stay, so no error advises a change.
     pub is_member: bool,
 }
 
@@ -343,7 +343,7 @@ impl Run {
                 let more = if config.steps == step { " --set steps=N" } else { "" };
                 let accept = |allow: &str| {
                     if how.is_member {
-                        return "remove it to train it again".to_owned();
+                        return format!("remove {} to train it again", word(directory.path()));
                     }
                     let command = how.command(directory.path(), &format!("{allow}{more}"));
                     format!("accept it with `{command}`")
@@ -436,7 +436,8 @@ impl Run {
         let step = trainer.step();
         let (metrics, cut) = MetricsLog::resume(&directory.metrics(), step)?;
         notices.extend(cut.damage.map(|damage| format!("metrics.jsonl: {damage}")));
-        let is_pending = |last: &StepMetrics| last.step == step && last.val_loss.is_none();
+        let is_pending =
+            |last: &StepMetrics| step > 0 && last.step == step && last.val_loss.is_none();
         if measured_anew_after.is_some() && cut.last.as_ref().is_some_and(is_pending) {
             measured_anew_after = Some(step - 1);
             best.resumed(Some(step), measured_anew_after);
@@ -451,7 +452,7 @@ impl Run {
             notices.push("the next save may remove the best checkpoint".to_owned());
         }
         notices.push(match config.steps {
-            last if last == step => format!("finished: step {step} was the last"),
+            last if last == step => format!("the run is finished: step {step} was the last"),
             _ => format!("resumed after step {step}"),
         });
         let mut named = how.settings.clone();

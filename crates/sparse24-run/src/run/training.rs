@@ -196,7 +196,8 @@ impl Run {
             return Err(Error::file(self.path(), problem));
         }
         let steps = self.steps(observer);
-        // Before the others end: a launcher may then kill this rank. The first error counts.
+        // Before the others end: a launcher may then kill this rank. The first error counts, but
+        // a failed save more than an interruption.
         let settled = self.settle();
         let steps = match (steps, settled) {
             (Ok(_) | Err(Error::Interrupted), Err(error)) => Err(error),

@@ -101,7 +101,8 @@ impl BeamSearch {
     /// Translates sentences, each with its end. `progress` is called with sentences done.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]; errors from the model, such as for an empty or too long sentence.
+    /// [`Error::Interrupted`]; errors from the model, such as for a sentence that is empty or too
+    /// long.
     ///
     /// # Panics
     /// If [`Self::vocabulary`] exceeds the model's.

@@ -35,24 +35,6 @@ pub(crate) fn finish(trainer: &mut Trainer, dataset: &Dataset) -> (f64, Vec<Para
     (loss, states(trainer))
 }
 
-/// A device that opens or closes does not disturb the captures of another thread.
-#[test]
-fn runs_side_by_side_capture() {
-    on_gpu(|_| {
-        let dataset = embedded(TokenizerKind::Byte);
-        let recipe = recipe(&dataset);
-        let train = || {
-            for _ in 0..20 {
-                let gpu = opened(Launches::Captured);
-                finish(&mut Trainer::new(gpu, recipe.clone()).expect("room"), &dataset);
-            }
-        };
-        std::thread::scope(|scope| {
-            [0; 3].map(|_| scope.spawn(train)).map(|run| run.join().unwrap())
-        });
-    });
-}
-
 #[test]
 fn replayed_plans_give_the_bits_of_timed_ones_a_resume_included() {
     on_gpu(|timing| {

@@ -329,7 +329,7 @@ fn several_tasks_and_seeds_make_a_table() {
     }
     let dev = place.read("glue/CoLA/dev.tsv");
     place.write("glue/CoLA/dev.tsv", dev.replacen("aa", "ab", 1));
-    place.refuses(glue, 3, "undo the change, remove it to train it again, or");
+    place.refuses(glue, 3, "undo the change, remove all/cola/seed-3 to train it again, or");
     // A run of others names no file for us to read.
     let config = "all/cola/seed-3/config.toml";
     place.edit(config, "flip_reference = \"\"", "flip_reference = \"/nowhere\"");
