@@ -85,15 +85,14 @@ pub(crate) fn replace(
     kind: &str,
     is_ours: impl Fn(&str) -> bool,
 ) -> Result<(), Error> {
-    let mut start = Vec::new();
-    let is_read = match disk::open(out) {
-        Ok((file, _)) => file.take(1 << 16).read_to_end(&mut start).is_ok(),
-        Err(error @ Error::Io { .. }) if disk::exists(out) => return Err(error),
-        Err(_) => false,
-    };
-    if disk::exists(out) && !(is_read && is_ours(&String::from_utf8_lossy(&start))) {
-        let problem = format!("exists and is not a {kind}; remove it, or name another with --out");
-        return Err(Error::file(out, problem));
+    if disk::exists(out) {
+        let mut start = Vec::new();
+        let read = disk::open(out)?.0.take(1 << 16).read_to_end(&mut start);
+        if read.is_err() || !is_ours(&String::from_utf8_lossy(&start)) {
+            let problem =
+                format!("exists and is not a {kind}; remove it, or name another with --out");
+            return Err(Error::file(out, problem));
+        }
     }
     disk::write_atomically(out, text.as_bytes())
 }

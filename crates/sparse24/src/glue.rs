@@ -197,23 +197,23 @@ fn difference(
     pretrained: &Pretrained,
 ) -> Result<Option<String>, Failure> {
     let found = run_config(run)?;
-    let other = |what: String| Ok(Some(format!("{what}; remove it or name another --out")));
+    let other = |what: &str| Ok(Some(format!("{what}; remove it or name another --out")));
     if let Some((key, values)) = lab::difference(&found.decisive(), &config.decisive()) {
         let [found, wanted] = values.map(|value| value.unwrap_or("its default"));
-        return other(format!("with {key} = {found}, expected {wanted}"));
+        return other(&format!("with {key} = {found}, expected {wanted}"));
     }
     let _confined = disk::confine(run)?;
     let starts = Provenance::readable(&run.join("provenance.json"))?;
     if starts.first().and_then(|start| start.weights.as_deref()) != Some(weights) {
-        return other("from other weights, by its provenance.json".to_owned());
+        return other("from other weights, by its provenance.json");
     }
     // A lost or damaged one is an error of the resume.
     let own = Tokenizer::load(&run.join("tokenizer.json"));
     if own.is_ok_and(|own| own != pretrained.tokenizer) {
-        return other("with another tokenizer".to_owned());
+        return other("with another tokenizer");
     }
     if !disk::is_same_place(&found.run.flip_reference, &config.run.flip_reference) {
-        return other("with another run.flip_reference".to_owned());
+        return other("with another run.flip_reference");
     }
     Ok((!disk::is_same_place(&found.data.path, &config.data.path)).then(|| {
         format!(

@@ -29,7 +29,8 @@ pub(super) fn image(bytes: &[u8]) -> bool {
     };
     let shape = BatchShape { size: 3, sequence_length: 5 };
     let single = GradientAccumulation::constant(NonZeroU32::MIN);
-    let (batches, mut batch) = (ImageBatches::new(&images, 1, shape, single), Batch::default());
+    let (batches, mut batch) =
+        (ImageBatches { images: &images, seed: 1, shape, accumulation: single }, Batch::default());
     Objective::fill(&batches, 1, 0, &mut batch).expect("held in memory");
     assert_eq!((batch.pixels.len(), batch.targets.len(), batch.counted), (3 * 192, 15, 3));
     assert!(batch.pixels.iter().all(|value| value.is_finite()));

@@ -61,15 +61,15 @@ fn a_capture_stays_whole_beside_another_device() {
         work(device);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let mut other = Device::open(&Settings::default()).expect("it is there");
+                let mut other = Device::open(&Settings::default()).expect("a GPU");
                 let workspace = other.alloc("workspace", [1, WORKSPACE]).expect("it fits");
-                (0..20).for_each(|_| drop(Gemm::new(&other, workspace).expect("it is there")));
+                (0..20).for_each(|_| drop(Gemm::new(&other, workspace).expect("a GPU")));
             });
             while !other.is_finished() {
                 let _capturing = capturing();
-                device.start_capture().expect("the kernel is loaded");
+                device.start_capture().expect("loaded");
                 (0..100).for_each(|_| work(device));
-                device.end_capture().expect("it is whole");
+                device.end_capture().expect("whole");
             }
         });
     });

@@ -279,7 +279,7 @@ fn the_newest_that_verifies_is_found_and_the_others_are_named() {
     assert_eq!(found.checkpoint.as_ref(), Some(&paths[0]));
     let message = found.refused[0].1.to_string();
     assert!(message.ends_with("is a checkpoint of step 20, not of the step in its name"));
-    // Nothing reads from a socket: the operating system refuses that, not the checkpoint.
+    // The operating system opens no socket.
     #[cfg(unix)]
     {
         let manifest = renamed.join(MANIFEST);

@@ -104,13 +104,13 @@ mod imp {
     }
 
     /// A name in an open directory.
-    pub(in super::super) struct At {
-        pub(in super::super) directory: OwnedFd,
-        pub(in super::super) name: OsString,
+    pub(crate) struct At {
+        pub(crate) directory: OwnedFd,
+        pub(crate) name: OsString,
     }
 
     /// The place of a path below a confined directory; `None` for any other path.
-    pub(in super::super) fn resolve(path: &Path) -> io::Result<Option<At>> {
+    pub(crate) fn resolve(path: &Path) -> io::Result<Option<At>> {
         let roots = ROOTS.read().unwrap_or_else(PoisonError::into_inner);
         let live: Vec<_> = roots.iter().rev().filter_map(Weak::upgrade).collect();
         drop(roots);
@@ -119,12 +119,13 @@ mod imp {
             |root: &Arc<Root>| Some((root.clone(), path.strip_prefix(&root.absolute).ok()?));
         // The outermost of other names for a root: what follows could be a link.
         let by_identity = || {
-            let above: Vec<_> = path.ancestors().filter(|_| !live.is_empty()).collect();
-            above.into_iter().rev().find_map(|at| {
+            let above = path.ancestors().filter(|_| !live.is_empty());
+            let roots = above.filter_map(|at| {
                 let found = identity(&fs::metadata(at).ok()?);
                 let root = live.iter().find(|root| root.identity == found)?;
                 Some((root.clone(), path.strip_prefix(at).ok()?))
-            })
+            });
+            roots.last()
         };
         let found = live.iter().find_map(by_path).or_else(by_identity);
         let Some((root, below)) = found else { return Ok(None) };
@@ -143,7 +144,7 @@ mod imp {
     }
 
     /// Checks that a path below a confined directory is a directory.
-    pub(in super::super) fn check(path: &Path) -> io::Result<()> {
+    pub(crate) fn check(path: &Path) -> io::Result<()> {
         resolve(path)?.map_or(Ok(()), |at| at.enter().map(drop))
     }
 
@@ -165,30 +166,30 @@ mod imp {
 
     impl At {
         /// Opens the file.
-        pub(in super::super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
+        pub(crate) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
             let mode = Mode::from_raw_mode(0o666);
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             openat(&self.directory, &self.name, flags, mode).map_err(explained)
         }
 
         /// Makes the directory.
-        pub(in super::super) fn make(&self) -> io::Result<()> {
+        pub(crate) fn make(&self) -> io::Result<()> {
             let mode = Mode::from_raw_mode(0o777);
             Ok(rustix::fs::mkdirat(&self.directory, &self.name, mode)?)
         }
 
         /// Opens the directory.
-        pub(in super::super) fn enter(&self) -> io::Result<OwnedFd> {
+        pub(crate) fn enter(&self) -> io::Result<OwnedFd> {
             enter(&self.directory, &self.name)
         }
 
         /// The names in the directory.
-        pub(in super::super) fn names(&self) -> io::Result<Vec<OsString>> {
+        pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
             names(&self.enter()?)
         }
 
         /// Removes the directory and all that is in it.
-        pub(in super::super) fn remove_all(&self) -> io::Result<()> {
+        pub(crate) fn remove_all(&self) -> io::Result<()> {
             remove_all(&self.directory, &self.name, DEEPEST)
         }
     }

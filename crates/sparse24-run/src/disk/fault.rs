@@ -30,11 +30,11 @@ mod healthy {
 
     use super::Operation;
 
-    pub(in super::super) fn before(_: Operation<'_>) -> io::Result<()> {
+    pub(crate) fn before(_: Operation<'_>) -> io::Result<()> {
         Ok(())
     }
 
-    pub(in super::super) fn writer<'a>(file: &'a mut File, _: &Path) -> &'a mut File {
+    pub(crate) fn writer<'a>(file: &'a mut File, _: &Path) -> &'a mut File {
         file
     }
 }
@@ -138,7 +138,7 @@ mod planned {
         Ok(fault)
     }
 
-    pub(in super::super) fn before(operation: Operation<'_>) -> io::Result<()> {
+    pub(crate) fn before(operation: Operation<'_>) -> io::Result<()> {
         let fault = next()?;
         if fault == Some(Fault::Full) {
             FULL.set(true);
@@ -175,7 +175,7 @@ mod planned {
         });
     }
 
-    pub(in super::super) fn writer<'a>(file: &'a mut File, path: &'a Path) -> impl Write + 'a {
+    pub(crate) fn writer<'a>(file: &'a mut File, path: &'a Path) -> impl Write + 'a {
         Faulty { file, path }
     }
 

@@ -25,24 +25,14 @@ use crate::Error;
 /// The batches of a run, and its images to evaluate on.
 #[derive(Debug)]
 pub struct ImageBatches<'a> {
-    images: &'a Images,
-    seed: u64,
+    /// The images.
+    pub images: &'a Images,
+    /// Seed of the run.
+    pub seed: u64,
     /// Shape of a micro-batch.
-    shape: BatchShape,
-    accumulation: GradientAccumulation,
-}
-
-impl<'a> ImageBatches<'a> {
-    /// The batches of a run.
-    #[must_use]
-    pub fn new(
-        images: &'a Images,
-        seed: u64,
-        shape: BatchShape,
-        accumulation: GradientAccumulation,
-    ) -> Self {
-        Self { images, seed, shape, accumulation }
-    }
+    pub shape: BatchShape,
+    /// Micro-batches of a step.
+    pub accumulation: GradientAccumulation,
 }
 
 impl Objective for ImageBatches<'_> {

@@ -57,7 +57,8 @@ const ALL: Augmentation = Augmentation {
 
 fn batches(images: &Images, size: usize) -> ImageBatches<'_> {
     let accumulation = GradientAccumulation::constant(NonZeroU32::MIN);
-    ImageBatches::new(images, 3, BatchShape { size, sequence_length: 5 }, accumulation)
+    let shape = BatchShape { size, sequence_length: 5 };
+    ImageBatches { images, seed: 3, shape, accumulation }
 }
 
 fn batch(batches: &ImageBatches<'_>, step: u32) -> Batch {

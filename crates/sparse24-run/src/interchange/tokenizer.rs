@@ -550,9 +550,12 @@ mod tests {
         for name in ["tokenizer.json", "vocab.txt"] {
             let folder = tempfile::tempdir().unwrap();
             let found = |vocabulary: usize| folder_tokenizer(folder.path(), &bert(vocabulary));
+            let write = |file: &str, text: &[u8]| {
+                std::fs::write(folder.path().join(file), text).unwrap();
+            };
             for (file, text) in files(&tokenizer, &bert(pieces as usize)) {
                 if [name, "tokenizer_config.json"].contains(&file) {
-                    std::fs::write(folder.path().join(file), text).unwrap();
+                    write(file, &text);
                 }
             }
             for room in [0, 100] {
@@ -563,11 +566,11 @@ mod tests {
             assert!(message.contains(name) && message.contains("pieces, but the model only"));
             if name == "tokenizer.json" {
                 let (_, text) = files(&tokenizer, &spec(pieces)).swap_remove(0);
-                std::fs::write(folder.path().join(name), text).unwrap();
+                write(name, &text);
                 let other = found(300).unwrap();
                 assert!(matches!(&other, FolderTokenizer::Other(at) if at.contains("not BERT's")));
             }
-            std::fs::write(folder.path().join(name), "[PAD]").unwrap();
+            write(name, b"[PAD]");
             let damaged = found(300).unwrap();
             assert!(
                 matches!(&damaged, FolderTokenizer::Other(at) if at.contains(name)),

@@ -214,22 +214,17 @@ impl RunData {
         recipe: &Recipe,
         ahead: Option<&'a ReadAhead>,
     ) -> Box<dyn Objective + 'a> {
-        let (seed, shape) = (recipe.seed, recipe.batch);
+        let (seed, shape, accumulation) = (recipe.seed, recipe.batch, recipe.gradient_accumulation);
         match self {
             Self::Text(dataset) => {
                 let windows = CausalLm { dataset, seed, shape, ahead };
                 let masked = masked_lm(recipe, self.tokenizer());
                 Box::new(Batches { windows, masked, sequence_length: shape.sequence_length })
             }
-            Self::Task(examples) => {
-                Box::new(TaskBatches::new(examples, seed, shape, recipe.gradient_accumulation))
-            }
-            Self::Images(images) => {
-                Box::new(ImageBatches::new(images, seed, shape, recipe.gradient_accumulation))
-            }
+            Self::Task(examples) => Box::new(TaskBatches::new(examples, seed, shape, accumulation)),
+            Self::Images(images) => Box::new(ImageBatches { images, seed, shape, accumulation }),
             Self::Pairs(pairs) => {
-                let (most, accumulation) = (shape, recipe.gradient_accumulation);
-                Box::new(TranslationBatches { pairs, seed, most, accumulation })
+                Box::new(TranslationBatches { pairs, seed, most: shape, accumulation })
             }
         }
     }
@@ -248,7 +243,8 @@ impl RunData {
                 Box::new(TaskBatches::new(examples, 0, recipe.batch, recipe.gradient_accumulation))
             }
             Self::Images(images) => {
-                Box::new(ImageBatches::new(images, 0, recipe.batch, recipe.gradient_accumulation))
+                let (shape, accumulation) = (recipe.batch, recipe.gradient_accumulation);
+                Box::new(ImageBatches { images, seed: 0, shape, accumulation })
             }
             Self::Pairs(pairs) => Box::new(TranslationEvaluation::new(pairs, tokens)),
         }

@@ -283,12 +283,9 @@ impl MetricsLog {
         // An optional value that is not finite would be read as none.
         let is_whole =
             read.is_ok_and(|read| serde_json::to_vec(&read).ok().as_ref() == Some(&line));
-        if line.len() as u64 >= LONGEST_LINE
-            || !is_whole
-            || self.last.is_some_and(|(last, _)| metrics.step < last)
-        {
+        if !is_whole || self.last.is_some_and(|(last, _)| metrics.step < last) {
             let problem = format!(
-                "cannot hold step {}: a value is not finite, it is too long, or a later one is there",
+                "cannot hold step {}: a value is not finite, or a later step is there",
                 metrics.step
             );
             return Err(Error::file(&self.path, problem));

@@ -61,7 +61,7 @@ pub struct Resume {
     pub settings: Vec<String>,
     /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
-    /// Whether the run belongs to a set: its settings and data stay, so no error advises a change.
+    /// Whether the run belongs to a set: its settings and data stay, so errors advise none.
     pub is_member: bool,
 }
 

@@ -216,17 +216,23 @@ fn plans_that_cannot_be_replayed_are_refused() {
     place.refuses("resume run", 3, "run/plans.json: *\"device\"");
 }
 
+/// A command under a limit of its address space, in KiB.
+#[cfg(target_os = "linux")]
+fn limited(place: &Place, kib: u64, line: &str) -> std::process::Command {
+    let script = format!("ulimit -v {kib} && exec \"$0\" {line}");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+    command
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn threads_that_cannot_be_started_are_refused() {
     let place = Place::new();
     // The address space has space for one stack of this size and everything else, not for two.
-    let script = format!(
-        "ulimit -v 2000000 && RUST_MIN_STACK=1000000000 \
-         exec \"$0\" train {TINY} --set backend.threads=4096 --out new"
-    );
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+    let line = format!("train {TINY} --set backend.threads=4096 --out new");
+    let mut command = limited(&place, 2_000_000, &line);
+    command.env("RUST_MIN_STACK", "1000000000");
     place.refuses_command(command, 4, "backend.threads: *64");
 }
 
@@ -235,12 +241,7 @@ fn threads_that_cannot_be_started_are_refused() {
 #[test]
 fn too_little_address_space_is_refused() {
     let place = Place::new();
-    let command = |line: &str| {
-        let script = format!("ulimit -v 200000 && exec \"$0\" {line}");
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
-        command
-    };
+    let command = |line: &str| limited(&place, 200_000, line);
     let train = "train --set backend.threads=2 --steps 2 --set optimizer.warmup_steps=0 --out new";
     place.refuses_command(command(train), 2, "needs*`ulimit -v`*lower backend.threads");
     let output = command("estimate").env("RAYON_NUM_THREADS", "2").output().unwrap();
@@ -249,9 +250,7 @@ fn too_little_address_space_is_refused() {
     // A rank has more threads.
     let ranks = format!("launch -n 2 -- train {TINY} --set batch.gradient_accumulation_steps=2");
     for kib in (200_000..700_000).step_by(50_000) {
-        let script = format!("ulimit -v {kib} && exec \"$0\" {ranks} --out of-{kib}");
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_sparse24")]).current_dir(place.path(""));
+        let mut command = limited(&place, kib, &format!("{ranks} --out of-{kib}"));
         let std::process::Output { status, stderr, .. } = command.output().unwrap();
         let said = String::from_utf8(stderr).unwrap();
         let is_clear = [Some(0), Some(2), Some(4)].contains(&status.code());
