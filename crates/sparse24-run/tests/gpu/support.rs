@@ -45,7 +45,7 @@ pub(crate) fn drawn<'a>(dataset: &'a Dataset, recipe: &Recipe) -> CausalLm<'a> {
     CausalLm { dataset, seed: recipe.seed, shape: recipe.batch, ahead: None }
 }
 
-/// A run that there is room for.
+/// At step 0.
 pub(crate) fn trainer(backend: Box<dyn Backend>, recipe: &Recipe) -> Trainer {
     Trainer::new(backend, recipe.clone()).expect("room")
 }
