@@ -32,7 +32,6 @@ static CAPTURES: RwLock<()> = RwLock::new(());
 
 /// Keeps other threads from opening or closing cuBLASLt, which invalidates captures, until this is
 /// dropped.
-#[must_use]
 pub fn capturing() -> RwLockReadGuard<'static, ()> {
     CAPTURES.read().unwrap_or_else(PoisonError::into_inner)
 }
