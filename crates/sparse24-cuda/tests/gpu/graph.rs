@@ -54,9 +54,9 @@ fn a_replay_reads_the_current_memory_and_step_state() {
 #[test]
 fn a_capture_stays_whole_beside_another_device() {
     on_gpu(|device| {
-        let x = upload(device, &gaussian::<bf16>([8, 8], 1));
+        let [z, h] = [1, 2].map(|seed| upload(device, &gaussian::<bf16>([8, 8], seed)));
         let work = |device: &mut Device| {
-            activation::forward(device, Activation::Gelu, x, x).expect("queued");
+            activation::forward(device, Activation::Gelu, z, h).expect("queued");
         };
         work(device);
         std::thread::scope(|scope| {
@@ -67,7 +67,7 @@ fn a_capture_stays_whole_beside_another_device() {
             });
             while !other.is_finished() {
                 let _capturing = capturing();
-                device.start_capture().expect("loaded");
+                device.start_capture().expect("ok");
                 (0..100).for_each(|_| work(device));
                 device.end_capture().expect("whole");
             }
