@@ -38,7 +38,6 @@ pub use saver::Saver;
 pub use state::{DatasetIdentity, Fingerprint, PhaseEnd, State};
 
 pub use sparse24_train::method::PhaseKind;
-pub(crate) use store::checkpoints;
 pub use store::{
     Latest, Retention, count, latest, named, recover, retain, save, set_aside_after, states,
     step_of,

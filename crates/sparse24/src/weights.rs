@@ -103,7 +103,7 @@ impl Initial {
             weights,
             spec,
             labels: Vec::new(),
-            languages: Default::default(),
+            languages: [model.config.data.source, model.config.data.target],
             tokenizer,
             found,
             zero_biases,

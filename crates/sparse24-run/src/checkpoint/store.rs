@@ -244,7 +244,7 @@ fn directory_name(step: u32) -> String {
 }
 
 /// Checkpoints by ascending step.
-pub(crate) fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
+fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
     let mut found: Vec<_> = names(directory)?
         .into_iter()
         .filter_map(|name| Some((step_of_name(&name)?, directory.join(name))))

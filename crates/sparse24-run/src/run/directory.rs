@@ -245,7 +245,7 @@ struct Contents {
     /// A file that must not be replaced.
     occupied: Option<String>,
     /// Remains of a start that died before it wrote the configuration, its last file. They hold no
-    /// metrics and no checkpoint of a later step than 0.
+    /// metrics, and of checkpoints only step 0.
     remains: Vec<String>,
 }
 
@@ -256,8 +256,8 @@ fn contents(path: &Path) -> Result<Contents, Error> {
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     names.retain(|name| name != REPORT || !has_search);
     let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
-    let has_steps = checkpoint::checkpoints(&path.join(CHECKPOINTS));
-    let has_steps = has_steps.map_or(true, |all| all.last().is_some_and(|&(step, _)| step > 0));
+    let is_of_start = |name: &String| name == "step-00000000" || name.starts_with(".tmp-");
+    let has_steps = !self::names(&path.join(CHECKPOINTS))?.iter().all(is_of_start);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
     if was_locked && !has_metrics && !has_steps && names.iter().all(is_ours) {
         return Ok(Contents { occupied: None, remains: names });
