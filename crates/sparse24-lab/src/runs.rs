@@ -194,7 +194,7 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
     if !disk::exists(&path.join("config.toml")) {
         return Ok(None);
     }
-    check_config(path, &run_config(path)?, member)?;
+    check_config(path, &run_config(path)?, &member.config)?;
     let result = run_result::read(path, member)?;
     let checkpoints = path.join(CHECKPOINTS);
     match (&result, keep) {
@@ -225,9 +225,12 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that a run directory has its member's settings.
-fn check_config(path: &Path, found: &Config, member: &Member) -> Result<(), Error> {
-    let (found, wanted) = (found.decisive(), member.config.decisive());
+/// Refuses a run with other settings.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn check_config(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+    let (found, wanted) = (found.decisive(), wanted.decisive());
     let Some((key, values)) = difference(&found, &wanted) else { return Ok(()) };
     let [found, wanted] = values.map(|value| value.unwrap_or("nothing"));
     let problem = format!(
@@ -329,7 +332,7 @@ fn train(
         // Again, since others may have changed it while earlier runs trained.
         Run::resume_in(Box::new(Solo), &path, &Resume::of_member(), |found| {
             check_paths(&path, found, &member.config)?;
-            check_config(&path, found, member)
+            check_config(&path, found, &member.config)
         })?
     } else {
         let dataset = data_of(&member.config, opened)?;

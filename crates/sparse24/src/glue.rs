@@ -207,7 +207,6 @@ fn difference(
     if starts.first().and_then(|start| start.weights.as_deref()) != Some(weights) {
         return other("from other weights, by its provenance.json");
     }
-    // A lost or damaged one is an error of the resume.
     let own = Tokenizer::load(&run.join("tokenizer.json"));
     if own.is_ok_and(|own| own != pretrained.tokenizer) {
         return other("with another tokenizer");
@@ -233,7 +232,10 @@ fn trained(
 ) -> Result<Scores, Failure> {
     on_threads(config.backend.threads, || {
         let run = if is_run(path) {
-            let check = |found: &Config| lab::check_paths(path, found, &config);
+            let check = |found: &Config| {
+                lab::check_paths(path, found, &config)?;
+                lab::check_config(path, found, &config)
+            };
             Run::resume_in(Box::new(Solo), path, &Resume::of_member(), check)?
         } else {
             let examples = open(&config, &pretrained.tokenizer)?;

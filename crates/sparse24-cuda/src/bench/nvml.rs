@@ -25,7 +25,6 @@ pub struct Reading {
 /// The sensors of one GPU.
 pub(super) struct Sensor {
     nvml: Nvml,
-    /// The GPU's PCI address.
     address: String,
 }
 

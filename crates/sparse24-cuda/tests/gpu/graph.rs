@@ -62,14 +62,14 @@ fn a_capture_stays_whole_beside_another_device() {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let mut other = Device::open(&Settings::default()).expect("a GPU");
-                let workspace = other.alloc("workspace", [1, WORKSPACE]).expect("it fits");
+                let workspace = other.alloc("workspace", [1, WORKSPACE]).expect("fits");
                 (0..20).for_each(|_| drop(Gemm::new(&other, workspace).expect("a GPU")));
             });
             while !other.is_finished() {
                 let _capturing = capturing();
                 device.start_capture().expect("ok");
                 (0..100).for_each(|_| work(device));
-                device.end_capture().expect("whole");
+                device.end_capture().expect("ok");
             }
         });
     });

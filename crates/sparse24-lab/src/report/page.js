@@ -19,7 +19,8 @@ const tidy = (value, step) => {
   return text.replaceAll("-", "−");
 };
 const axis = (low, high, log, isRound, most) => {
-  if (!(high - low > Math.max(Math.abs(low), Math.abs(high)) * 1e-9)) [low, high] = log ? [low / 2, low * 2] : [low - Math.max(1, Math.abs(low)) * 0.05, high + Math.max(1, Math.abs(high)) * 0.05];
+  [low, high] = [low, high].map(end => Math.min(Math.max(end, log ? 1e-300 : -1e300), 1e300));
+  if (!(high - low > Math.max(Math.abs(low), Math.abs(high), 1e-290) * 1e-9)) [low, high] = log ? [low / 2, low * 2] : [low - Math.max(1, Math.abs(low)) * 0.05, high + Math.max(1, Math.abs(high)) * 0.05];
   const ticks = [];
   if (log) {
     const decades = Math.log10(high / low), digits = decades * 3 <= most ? [1, 2, 5] : [1], every = Math.max(1, Math.ceil(decades / most));

@@ -413,7 +413,7 @@ pub(super) fn trainer_in(
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
-/// Refuses a model that does not fit in main memory, as one of `ranks` on this machine.
+/// Refuses what main memory cannot hold `ranks` times.
 pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Result<(), Error> {
     let needed = Needs::of(config, recipe, config.steps)?.memory;
     let problem = machine::memory().and_then(|memory| memory.refuses(needed, ranks));
