@@ -225,11 +225,16 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a run with other settings.
+/// Refuses a run that names other paths, or has other settings.
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn check_config(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+pub fn check_same(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+    check_paths(path, found, wanted)?;
+    check_config(path, found, wanted)
+}
+
+fn check_config(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
     let (found, wanted) = (found.decisive(), wanted.decisive());
     let Some((key, values)) = difference(&found, &wanted) else { return Ok(()) };
     let [found, wanted] = values.map(|value| value.unwrap_or("nothing"));
@@ -280,11 +285,8 @@ fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, 
     }
 }
 
-/// Refuses a run whose configuration names other paths than the wanted one: they would be read.
-///
-/// # Errors
-/// [`Error::File`].
-pub fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+/// Refuses a run that names other paths: they would be read.
+fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
     let rows = [
         ("data.path", &found.data.path, &wanted.data.path),
         ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),
@@ -330,10 +332,8 @@ fn train(
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml")) {
         // Again, since others may have changed it while earlier runs trained.
-        Run::resume_in(Box::new(Solo), &path, &Resume::of_member(), |found| {
-            check_paths(&path, found, &member.config)?;
-            check_config(&path, found, &member.config)
-        })?
+        let check = |found: &Config| check_same(&path, found, &member.config);
+        Run::resume_in(Box::new(Solo), &path, &Resume::of_member(), check)?
     } else {
         let dataset = data_of(&member.config, opened)?;
         Run::start(member.config.clone(), dataset, Given::default(), &path)?

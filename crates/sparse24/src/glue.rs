@@ -232,10 +232,7 @@ fn trained(
 ) -> Result<Scores, Failure> {
     on_threads(config.backend.threads, || {
         let run = if is_run(path) {
-            let check = |found: &Config| {
-                lab::check_paths(path, found, &config)?;
-                lab::check_config(path, found, &config)
-            };
+            let check = |found: &Config| lab::check_same(path, found, &config);
             Run::resume_in(Box::new(Solo), path, &Resume::of_member(), check)?
         } else {
             let examples = open(&config, &pretrained.tokenizer)?;
