@@ -7,7 +7,7 @@ use half::bf16;
 use sparse24_core::op::Activation;
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     launch::{Argument, Grid, arguments},
 };
 
@@ -27,7 +27,7 @@ pub fn forward(
     activation: Activation,
     z: Matrix<bf16>,
     h: Matrix<bf16>,
-) -> Result<(), Error> {
+) -> Result {
     let [(operation, entry), _] = kernels(activation)?;
     let [p, f] = h.shape();
     let wide = [p, activation.columns_in() * f];
@@ -47,7 +47,7 @@ pub fn backward(
     dh: Matrix<bf16>,
     z: Matrix<bf16>,
     dz: Matrix<bf16>,
-) -> Result<(), Error> {
+) -> Result {
     let [_, (operation, entry)] = kernels(activation)?;
     let [p, f] = dh.shape();
     let wide = [p, activation.columns_in() * f];
@@ -75,7 +75,7 @@ static KERNELS: [(Activation, [(&str, &str); 2]); 6] = [
     (Activation::Relu, [("relu forward", "relu_forward"), ("relu backward", "relu_backward")]),
 ];
 
-fn kernels(activation: Activation) -> Result<[(&'static str, &'static str); 2], Error> {
+fn kernels(activation: Activation) -> Result<[(&'static str, &'static str); 2]> {
     let found = KERNELS.iter().find(|(known, _)| *known == activation);
     found.map(|(_, kernels)| *kernels).ok_or(Error::Activation { activation })
 }
@@ -86,7 +86,7 @@ fn launch(
     [operation, entry]: [&'static str; 2],
     [p, f]: [usize; 2],
     operands: &[Argument],
-) -> Result<(), Error> {
+) -> Result {
     let elements = p * f;
     if activation.columns_in() == 1 {
         // Eight elements per thread, and one each for the up to seven that remain.

@@ -8,7 +8,7 @@ use half::bf16;
 use sparse24_core::op::{AttentionMask, AttentionShape, Dropout};
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     device::Checks,
     dropout::MAX_ELEMENTS,
     kernels,
@@ -90,7 +90,7 @@ pub const fn backward_scratch(shape: AttentionShape) -> [usize; 2] {
 /// [`Error::Shape`]; [`Error::OutOfRange`] for a dropout probability outside [0, 1);
 /// [`Error::Alignment`] unless rows and heads are 16-byte aligned; [`Error::TooLarge`],
 /// [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
-pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(), Error> {
+pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result {
     const OPERATION: &str = "attention forward";
     let (mut checks, [of_queries, _]) = op.check(device, OPERATION)?;
     let AttentionForward { shape, q, k, v, o, lse, .. } = *op;
@@ -118,7 +118,7 @@ pub fn attention_forward(device: &mut Device, op: &AttentionForward) -> Result<(
 ///
 /// # Errors
 /// See [`attention_forward`].
-pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result<(), Error> {
+pub fn attention_backward(device: &mut Device, op: &AttentionBackward) -> Result {
     const OPERATION: &str = "attention backward";
     let AttentionBackward { forward, d_o, dq, dk, dv, scratch } = *op;
     let (mut inputs, [of_queries, of_keys]) = forward.check(device, OPERATION)?;
@@ -191,7 +191,7 @@ impl AttentionForward {
         &self,
         device: &'a Device,
         operation: &'static str,
-    ) -> Result<(Checks<'a>, [[usize; 2]; 2]), Error> {
+    ) -> Result<(Checks<'a>, [[usize; 2]; 2])> {
         let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
         let ([rows, d], width) = (self.q.shape(), self.width());
         if d != heads * width {

@@ -19,7 +19,7 @@ mod timing;
 use std::collections::BTreeMap;
 
 use crate::{
-    Device, Error,
+    Device, Error, Result,
     gemm::{Gemm, LinearForward, WORKSPACE},
 };
 use check::Stop;
@@ -154,7 +154,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Driver`].
-    pub fn new(device: Device, effort: Effort) -> Result<Self, Error> {
+    pub fn new(device: Device, effort: Effort) -> Result<Self> {
         let (sensor, cusparselt) = (Sensor::of(&device), CusparseLt::load(&device));
         let l2_bytes = machine::l2_bytes(&device)?;
         let machine = Machine::of(&device, &sensor, &cusparselt)?;
@@ -177,7 +177,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Driver`], after which no case can run, and errors of operands, which are defects.
     /// Missing memory or libraries and kernels that do not compile are outcomes.
-    pub fn run(&mut self, case: &Case) -> Result<&Record, Error> {
+    pub fn run(&mut self, case: &Case) -> Result<&Record> {
         self.device.reset()?;
         let outcome = match self.measure(case) {
             Ok(measured) => Outcome::Measured(measured),
@@ -196,7 +196,7 @@ impl Bench {
         kernel: &'static str,
         shape: &str,
         prepared: Result<Operation<T>, Box<Outcome>>,
-    ) -> Result<&Record, Error> {
+    ) -> Result<&Record> {
         // Fails if the GPU does.
         self.device.reset()?;
         let outcome = match prepared {
@@ -214,7 +214,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Driver`]; use [`Bench::found`] then.
-    pub fn report(&mut self) -> Result<Report, Error> {
+    pub fn report(&mut self) -> Result<Report> {
         self.device.synchronize()?;
         self.machine.after = self.sensor.as_ref().map(Sensor::read);
         Ok(self.found())
@@ -250,13 +250,13 @@ impl Bench {
         Ok(Measured { verified, reading, ..measured })
     }
 
-    fn measured(&mut self, work: &Work, times: &[(String, Quantiles)]) -> Result<Measured, Error> {
+    fn measured(&mut self, work: &Work, times: &[(String, Quantiles)]) -> Result<Measured> {
         self.measure_rates(work)?;
         Ok(Measured::new(work, work.floor(&self.rates), times))
     }
 
     /// Measures the rates that the floor of this work needs, once.
-    fn measure_rates(&mut self, work: &Work) -> Result<(), Error> {
+    fn measure_rates(&mut self, work: &Work) -> Result {
         if self.rates.copy.is_none() {
             self.device.reset()?;
             self.rates.copy = Some(self.copy_rate()?);
@@ -271,13 +271,13 @@ impl Bench {
         Ok(())
     }
 
-    fn copy_rate(&mut self) -> Result<f64, Error> {
+    fn copy_rate(&mut self) -> Result<f64> {
         let bytes = 8 * self.l2_bytes.max(32 << 20);
         let mut copy = [timing::copy(&mut self.device, bytes, 2)?];
         Ok(bytes as f64 / contest(&mut self.device, &mut copy, self.effort, || ())?[0].median * 1e6)
     }
 
-    fn dense_rate(&mut self) -> Result<f64, Error> {
+    fn dense_rate(&mut self) -> Result<f64> {
         let shape = [SQUARE; 2];
         let [x, weight, z] = [
             self.device.alloc("x", shape)?,
@@ -297,7 +297,7 @@ impl Bench {
     }
 
     /// cuBLASLt with the plans that were measured so far.
-    fn gemm(&mut self) -> Result<Gemm, Error> {
+    fn gemm(&mut self) -> Result<Gemm> {
         let workspace = self.device.alloc("workspace", [1, WORKSPACE])?;
         let mut gemm = Gemm::new(&self.device, workspace)?;
         self.plans.iter().try_for_each(|(product, plan)| gemm.use_plan(product, plan))?;
@@ -315,8 +315,8 @@ impl Bench {
     fn sets<S>(
         &mut self,
         bytes: usize,
-        mut operands: impl FnMut(&mut Device) -> Result<S, Error>,
-    ) -> Result<Vec<S>, Error> {
+        mut operands: impl FnMut(&mut Device) -> Result<S>,
+    ) -> Result<Vec<S>> {
         (0..self.set_count(bytes)).map(|_| operands(&mut self.device)).collect()
     }
 }
@@ -328,7 +328,7 @@ fn timed<T: Owner>(
     mut contestants: Vec<Contestant<T>>,
     effort: Effort,
     sensor: Option<&Sensor>,
-) -> Result<(Vec<(String, Quantiles)>, Option<Reading>), Error> {
+) -> Result<(Vec<(String, Quantiles)>, Option<Reading>)> {
     let mut reading = None;
     let times = contest(owner, &mut contestants, effort, || reading = sensor.map(Sensor::read))?;
     let names = contestants.into_iter().map(|contestant| contestant.name);

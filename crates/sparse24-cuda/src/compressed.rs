@@ -5,7 +5,7 @@
 use half::bf16;
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     device::Checks,
     layout::{BLOCK_METADATA, BLOCK_VALUES, Fragments, blocks},
 };
@@ -26,7 +26,7 @@ impl Compressed {
     ///
     /// # Errors
     /// [`Error::Semantics`] unless k is a multiple of 4; [`Error::OutOfMemory`]; [`Error::Driver`].
-    pub fn alloc(device: &mut Device, name: &str, shape: [usize; 2]) -> Result<Self, Error> {
+    pub fn alloc(device: &mut Device, name: &str, shape: [usize; 2]) -> Result<Self> {
         if !shape[1].is_multiple_of(4) {
             return Err(sparse24_core::Error::NotGrouped {
                 operation: "compressed matrix",
@@ -63,7 +63,7 @@ impl Compressed {
     ///
     /// # Errors
     /// See [`Device::download`].
-    pub fn download(self, device: &mut Device) -> Result<Fragments, Error> {
+    pub fn download(self, device: &mut Device) -> Result<Fragments> {
         Ok(Fragments {
             values: device.download(self.values)?,
             metadata: device.download(self.metadata)?,
@@ -74,7 +74,7 @@ impl Compressed {
     ///
     /// # Errors
     /// See [`Device::upload`].
-    pub fn upload(self, device: &mut Device, from: &Fragments) -> Result<(), Error> {
+    pub fn upload(self, device: &mut Device, from: &Fragments) -> Result {
         device.upload(self.values, &from.values)?;
         device.upload(self.metadata, &from.metadata)
     }
@@ -86,7 +86,7 @@ impl Compressed {
         operation: &'static str,
         operand: &'static str,
         expected: [usize; 2],
-    ) -> Result<(), Error> {
+    ) -> Result {
         let count = self.block_count(operation, operand, expected)?;
         checks.output(operand, self.values, [count, BLOCK_VALUES], 16)?;
         checks.output(operand, self.metadata, [count, BLOCK_METADATA], 16).map(drop)
@@ -99,7 +99,7 @@ impl Compressed {
         operation: &'static str,
         operand: &'static str,
         expected: [usize; 2],
-    ) -> Result<(), Error> {
+    ) -> Result {
         let count = self.block_count(operation, operand, expected)?;
         checks.input(operand, self.values, [count, BLOCK_VALUES], 16)?;
         checks.input(operand, self.metadata, [count, BLOCK_METADATA], 16).map(drop)
@@ -111,7 +111,7 @@ impl Compressed {
         operation: &'static str,
         operand: &'static str,
         expected: [usize; 2],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         if self.shape == expected {
             return Ok(blocks(expected).into_iter().product());
         }

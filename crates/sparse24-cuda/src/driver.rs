@@ -5,7 +5,7 @@
 
 use cudarc::driver::{DriverError, result, sys};
 
-use crate::{Error, error::driver_error, library::Library};
+use crate::{Error, Result, error::driver_error, library::Library};
 
 /// The CUDA release that compiled kernels need.
 const REQUIRED: [i32; 2] = [13, 0];
@@ -27,7 +27,7 @@ const FIRST: [&str; 12] = [
 ];
 
 /// Initializes the driver and returns the newest CUDA release that it supports: major, minor.
-pub(crate) fn start() -> Result<[i32; 2], Error> {
+pub(crate) fn start() -> Result<[i32; 2]> {
     for name in FIRST {
         // SAFETY: it is looked up and not called.
         unsafe { Library::Driver.function::<unsafe extern "C" fn()>(name) }?;
@@ -60,7 +60,7 @@ fn release_in(text: &str) -> Option<&str> {
 }
 
 /// Decodes CUDA's version number (13000 is 13.0).
-fn check_version(version: i32) -> Result<[i32; 2], Error> {
+fn check_version(version: i32) -> Result<[i32; 2]> {
     let found = [version / 1000, version % 1000 / 10];
     if found >= REQUIRED { Ok(found) } else { Err(Error::OldDriver { found, required: REQUIRED }) }
 }

@@ -6,7 +6,7 @@
 use half::bf16;
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     launch::{Argument, Grid, arguments},
 };
 
@@ -58,7 +58,7 @@ impl EmbedScratch {
 /// [`Error::Gaps`]; [`Error::Shape`], also if c is not a multiple of 4; [`Error::OutOfRange`] for
 /// an empty context with a position table; [`Error::TooLarge`], [`Error::Alignment`],
 /// [`Error::Alias`], [`Error::Stale`], [`Error::Driver`].
-pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
+pub fn embed_forward(device: &mut Device, op: &Embed) -> Result {
     let [p, c] = op.rows.shape();
     let (position_shape, context) = op.check(device, "embed forward")?;
     let vocabulary = op.token_table.shape()[0];
@@ -92,11 +92,7 @@ pub fn embed_forward(device: &mut Device, op: &Embed) -> Result<(), Error> {
 ///
 /// # Errors
 /// See [`embed_forward`].
-pub fn embed_backward(
-    device: &mut Device,
-    op: &Embed,
-    scratch: &EmbedScratch,
-) -> Result<(), Error> {
+pub fn embed_backward(device: &mut Device, op: &Embed, scratch: &EmbedScratch) -> Result {
     const OPERATION: &str = "embed backward";
     let Embed { tokens, token_table, position_table, rows, scale, .. } = *op;
     let [p, c] = rows.shape();
@@ -160,11 +156,7 @@ pub fn embed_backward(
 impl Embed {
     /// Returns the shape that the position table must have, and the context, which is 1 without
     /// one.
-    fn check(
-        &self,
-        device: &Device,
-        operation: &'static str,
-    ) -> Result<([usize; 2], usize), Error> {
+    fn check(&self, device: &Device, operation: &'static str) -> Result<([usize; 2], usize)> {
         const LIMIT: usize = u32::MAX as usize - 64;
         let shape @ [p, c] = self.rows.shape();
         device

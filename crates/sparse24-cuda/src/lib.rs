@@ -55,3 +55,6 @@ pub use compile::{Compiled, Release, compile};
 pub use device::{Device, Graph, HostCopy, Settings, capturing};
 pub use error::Error;
 pub use matrix::{Matrix, Scalar};
+
+/// A result with an error of this crate, and without a value unless one is named.
+type Result<T = (), E = Error> = core::result::Result<T, E>;

@@ -11,7 +11,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::{Error, library::Library};
+use crate::{Error, Result, library::Library};
 
 /// Environment variable with folders to search first, separated as in `PATH`.
 pub const FOLDERS_VARIABLE: &str = "SPARSE24_CUDA_LIBRARIES";
@@ -21,7 +21,7 @@ impl Library {
     ///
     /// # Errors
     /// [`Error::Library`] lists the files that were tried and the folders that were searched.
-    pub fn load(self) -> Result<PathBuf, Error> {
+    pub fn load(self) -> Result<PathBuf> {
         self.loaded().map(|(path, _)| path)
     }
 
@@ -32,14 +32,14 @@ impl Library {
     ///
     /// # Safety
     /// `F` is a function pointer with the signature that the library gives `name`.
-    pub(crate) unsafe fn function<F: Copy>(self, name: &'static str) -> Result<F, Error> {
+    pub(crate) unsafe fn function<F: Copy>(self, name: &'static str) -> Result<F> {
         let (file, library) = self.loaded()?;
         // SAFETY: the caller vouches for the signature.
         let found = unsafe { library.get::<F>(name.as_bytes()) };
         found.map(|function| *function).map_err(|_| Error::Function { library: self, file, name })
     }
 
-    fn loaded(self) -> Result<(PathBuf, &'static libloading::Library), Error> {
+    fn loaded(self) -> Result<(PathBuf, &'static libloading::Library)> {
         static LOADED: Mutex<Vec<(Library, PathBuf, &libloading::Library)>> =
             Mutex::new(Vec::new());
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use half::bf16;
 use sparse24_core::op::Accumulate;
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     health::Health,
     launch::{Grid, arguments},
 };
@@ -45,7 +45,7 @@ pub struct HeadLoss {
 /// vocabulary or a smoothing outside [0, 1); [`Error::TooLarge`] for a vocabulary beyond the
 /// columns; [`Error::Gaps`], [`Error::Alignment`], [`Error::Alias`], [`Error::Stale`],
 /// [`Error::Driver`].
-pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
+pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result {
     // A block of any architecture may have 99 KiB of shared memory, of which the kernel's own
     // variables take a little; with twice that, two rows are resident. The rest of a row is read
     // again.
@@ -71,7 +71,7 @@ pub fn head_loss(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
 ///
 /// # Errors
 /// See [`head_loss`].
-pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result<(), Error> {
+pub fn loss_forward(device: &mut Device, op: &HeadLoss) -> Result {
     let [rows, columns] = op.check(device, "loss forward")?;
     let HeadLoss { logits, targets, vocabulary, smoothing, mixed, losses } = *op;
     let (seconds, shares) = mixed.unzip();
@@ -95,7 +95,7 @@ pub fn squared_error(
     z: Matrix<bf16>,
     targets: Matrix<u32>,
     losses: Matrix<f32>,
-) -> Result<(), Error> {
+) -> Result {
     let shape @ [rows, columns] = z.shape();
     device
         .checks("squared error")
@@ -130,7 +130,7 @@ pub struct SpanLoss {
 ///
 /// # Errors
 /// See [`head_loss`].
-pub fn span_loss(device: &mut Device, op: &SpanLoss) -> Result<(), Error> {
+pub fn span_loss(device: &mut Device, op: &SpanLoss) -> Result {
     let SpanLoss { logits, targets, lengths, losses } = *op;
     let (shape @ [p, columns], n) = (logits.shape(), lengths.shape()[0]);
     let rows = p.checked_div(n).unwrap_or(0);
@@ -158,7 +158,7 @@ pub fn loss_sum(
     loss: Matrix<f32>,
     accumulate: Accumulate,
     health: Option<Matrix<u32>>,
-) -> Result<(), Error> {
+) -> Result {
     let rows = losses.shape()[0];
     let mut checks = device.checks("loss sum");
     checks.input("losses", losses, [rows, 1], 4)?.output("loss", loss, [1, 1], 4)?;
@@ -176,7 +176,7 @@ fn threads(vocabulary: usize) -> u32 {
 }
 
 impl HeadLoss {
-    fn check(&self, device: &Device, operation: &'static str) -> Result<[usize; 2], Error> {
+    fn check(&self, device: &Device, operation: &'static str) -> Result<[usize; 2]> {
         let shape @ [rows, columns] = self.logits.shape();
         let mut checks = device.checks(operation);
         checks.columns_of("logits", shape, 8)?;

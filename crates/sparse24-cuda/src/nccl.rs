@@ -12,7 +12,7 @@ use std::{
 
 use cudarc::driver::sys::CUstream;
 
-use crate::{Device, Error, Matrix, library::Library, loader::functions};
+use crate::{Device, Error, Matrix, Result, library::Library, loader::functions};
 
 /// The oldest supported release.
 const REQUIRED: [i32; 2] = [2, 18];
@@ -60,7 +60,7 @@ functions! { Library::Nccl;
 /// # Errors
 /// [`Error::Library`] if NCCL was not found, [`Error::Function`] or [`Error::OldNccl`] if it is too
 /// old.
-pub fn release() -> Result<(PathBuf, String), Error> {
+pub fn release() -> Result<(PathBuf, String)> {
     let file = Library::Nccl.load()?;
     load()?;
     let mut version = 0;
@@ -89,7 +89,7 @@ impl UniqueId {
     ///
     /// # Panics
     /// Unless [`release`] succeeded before.
-    pub fn new() -> Result<Self, Error> {
+    pub fn new() -> Result<Self> {
         let mut id = Self([0; 128]);
         // SAFETY: the library is loaded, and the pointer is valid.
         check("drawing an id", ptr::null_mut(), unsafe { ncclGetUniqueId(&mut id) })?;
@@ -114,7 +114,7 @@ impl Communicator {
     ///
     /// # Panics
     /// Unless [`release`] succeeded before.
-    pub fn new(device: &Device, id: UniqueId, rank: usize, world: usize) -> Result<Self, Error> {
+    pub fn new(device: &Device, id: UniqueId, rank: usize, world: usize) -> Result<Self> {
         device.bind()?;
         let [rank, world] = [rank, world].map(as_c_int);
         let mut handle = ptr::null_mut();
@@ -136,7 +136,7 @@ impl Communicator {
         device: &mut Device,
         sent: &[(usize, Matrix<f32>)],
         received: &[(usize, Matrix<f32>)],
-    ) -> Result<(), Error> {
+    ) -> Result {
         const WHAT: &str = "an exchange between GPUs";
         const SOURCE: &str = "a source";
         device.refuse_in_capture(WHAT)?;
@@ -172,7 +172,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Transfer`], [`Error::Nccl`], [`Error::Driver`].
-    pub fn wait(&mut self, device: &Device) -> Result<(), Error> {
+    pub fn wait(&mut self, device: &Device) -> Result {
         let mut asked = Instant::now();
         while !device.is_idle()? {
             if asked.elapsed() >= POLL {
@@ -201,7 +201,7 @@ fn as_c_int(rank: usize) -> c_int {
     c_int::try_from(rank).expect("a number of ranks below 2^31")
 }
 
-fn check(what: &str, communicator: Handle, result: c_int) -> Result<(), Error> {
+fn check(what: &str, communicator: Handle, result: c_int) -> Result {
     match result {
         SUCCESS | IN_PROGRESS => Ok(()),
         SYSTEM | REMOTE => Err(Error::Transfer { problem: problem(communicator, result) }),

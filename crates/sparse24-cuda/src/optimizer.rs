@@ -8,7 +8,7 @@ use half::bf16;
 use sparse24_core::op::{Adam, MaskedDecay, Optimizer, UpdateRule};
 
 use crate::{
-    Device, Error, Matrix,
+    Device, Error, Matrix, Result,
     health::Health,
     launch::{Grid, arguments},
     search::check_tiled,
@@ -56,7 +56,7 @@ impl Parameters {
     /// [`Error::Semantics`] if a masked tensor cannot be tiled; [`Error::Shape`], [`Error::Gaps`],
     /// [`Error::Alignment`], [`Error::Stale`]; [`Error::Alias`] if anything in the table overlaps;
     /// [`Error::TooLarge`], [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn new(device: &mut Device, parameters: &[Parameter]) -> Result<Self, Error> {
+    pub fn new(device: &mut Device, parameters: &[Parameter]) -> Result<Self> {
         const LIMIT: usize = u32::MAX as usize;
         let mut checks = device.checks(OPERATION);
         let (mut table, mut chunks) = (Vec::new(), Vec::new());
@@ -87,7 +87,7 @@ impl Parameters {
             chunks.extend((0..parts).map(|part| row as u64 | part << 32));
         }
         checks.limit("the number of chunks", chunks.len(), LIMIT)?.all_apart("")?;
-        let mut upload = |name, words: &[u64]| -> Result<Matrix<u64>, Error> {
+        let mut upload = |name, words: &[u64]| -> Result<Matrix<u64>> {
             let matrix = device.alloc(name, [1, words.len()])?;
             device.upload(matrix, words)?;
             Ok(matrix)
@@ -100,7 +100,7 @@ impl Parameters {
         })
     }
 
-    fn check(&self, device: &Device, health: Matrix<u32>) -> Result<(), Error> {
+    fn check(&self, device: &Device, health: Matrix<u32>) -> Result {
         device.check_live(OPERATION, "the table", self.table)?;
         device.checks(OPERATION).input("health", health, [1, Health::WORDS], 4)?;
         Ok(())
@@ -112,11 +112,7 @@ impl Parameters {
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Stale`], [`Error::Driver`].
-pub fn grad_norm(
-    device: &mut Device,
-    parameters: &Parameters,
-    health: Matrix<u32>,
-) -> Result<(), Error> {
+pub fn grad_norm(device: &mut Device, parameters: &Parameters, health: Matrix<u32>) -> Result {
     let Parameters { table, chunks, sums, .. } = *parameters;
     parameters.check(device, health)?;
     let grid = Grid::line(chunks.elements(), CHUNK_THREADS);
@@ -136,7 +132,7 @@ pub fn optimizer_step(
     optimizer: &Optimizer,
     decay: MaskedDecay,
     health: Matrix<u32>,
-) -> Result<(), Error> {
+) -> Result {
     let Parameters { table, chunks, has_v, .. } = *parameters;
     parameters.check(device, health)?;
     let Optimizer { rule, clip } = *optimizer;

@@ -12,7 +12,7 @@ use std::sync::{
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, sys};
 
 pub use crate::kernels::Kind;
-use crate::{Error, error::driver_error, kernels};
+use crate::{Error, Result, error::driver_error, kernels};
 
 /// A queued operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,7 +95,7 @@ impl Profile {
     ///
     /// # Errors
     /// [`Error::Driver`], also for an earlier operation that failed.
-    pub fn finish(&self) -> Result<Vec<Span>, Error> {
+    pub fn finish(&self) -> Result<Vec<Span>> {
         self.0.on.store(false, Ordering::Relaxed);
         let spans =
             std::mem::take(&mut *self.0.spans.lock().unwrap_or_else(PoisonError::into_inner));
@@ -119,16 +119,11 @@ impl Profile {
         }
     }
 
-    pub(crate) fn begin(&self, stream: &CudaStream) -> Result<Option<CudaEvent>, Error> {
+    pub(crate) fn begin(&self, stream: &CudaStream) -> Result<Option<CudaEvent>> {
         self.is_taken().then(|| event(stream)).transpose()
     }
 
-    pub(crate) fn end(
-        &self,
-        work: Work,
-        start: Option<CudaEvent>,
-        stream: &CudaStream,
-    ) -> Result<(), Error> {
+    pub(crate) fn end(&self, work: Work, start: Option<CudaEvent>, stream: &CudaStream) -> Result {
         if let Some(start) = start {
             let (end, work) = (event(stream)?, self.named(work));
             self.0.spans.lock().unwrap_or_else(PoisonError::into_inner).push((work, start, end));
@@ -137,7 +132,7 @@ impl Profile {
     }
 }
 
-fn event(stream: &CudaStream) -> Result<CudaEvent, Error> {
+fn event(stream: &CudaStream) -> Result<CudaEvent> {
     stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed)
 }
 

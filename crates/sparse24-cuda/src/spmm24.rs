@@ -14,8 +14,8 @@ use sparse24_core::op::{Accumulate, Activation};
 
 pub use crate::plan::{Form, NoPlan, Plan, Tiling};
 use crate::{
-    Device, Error, Matrix, activation, compressed::Compressed, device::Checks, kernels::entry,
-    launch::arguments, layout::BLOCK, tensor_map,
+    Device, Error, Matrix, Result, activation, compressed::Compressed, device::Checks,
+    kernels::entry, launch::arguments, layout::BLOCK, tensor_map,
 };
 use guess::guess;
 use instance::{INSTANCES, Kernel, schedule};
@@ -72,11 +72,7 @@ pub struct Straight {
 /// rows of B and D are 16-byte aligned; [`Error::Unserved`] for a plan of another GPU;
 /// [`Error::Plan`] for one of another shape; [`Error::Alias`], [`Error::Stale`],
 /// [`Error::TooLarge`], [`Error::Driver`].
-pub fn spmm24_transposed(
-    device: &mut Device,
-    operands: &Transposed,
-    plan: Plan,
-) -> Result<(), Error> {
+pub fn spmm24_transposed(device: &mut Device, operands: &Transposed, plan: Plan) -> Result {
     const OPERATION: &str = "spmm24 transposed";
     let Transposed { a, b, bias, d, activated, scratch } = *operands;
     let ([m, k], n) = (a.shape(), b.shape()[0]);
@@ -146,7 +142,7 @@ fn suffix(activation: Activation) -> Option<&'static str> {
 ///
 /// # Errors
 /// As for [`spmm24_transposed`], with n a multiple of 4 too.
-pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result<(), Error> {
+pub fn spmm24(device: &mut Device, operands: &Straight, plan: Plan) -> Result {
     const OPERATION: &str = "spmm24";
     let Straight { a, b, d, accumulate, scratch } = *operands;
     let ([m, k], [rows, n]) = (a.shape(), b.shape());
@@ -183,7 +179,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Unserved`] for a plan of another GPU; [`Error::Plan`] if it does not fit the shape.
-    pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result<(), Error> {
+    pub fn check(self, device: &Device, form: Form, shape: [usize; 3]) -> Result {
         schedule(self, "a sparse product", device.architecture(), form, shape).map(drop)
     }
 }
@@ -200,7 +196,7 @@ pub fn shared_memory(entry: &str) -> u32 {
 ///
 /// # Errors
 /// As for [`plans`].
-pub fn contenders(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>, Error> {
+pub fn contenders(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>> {
     let mut plans = plans(device, form, shape)?;
     let is_wgmma = |plan: &Plan| matches!(plan, Plan::Wgmma(_));
     if plans.iter().any(is_wgmma) {
@@ -214,7 +210,7 @@ pub fn contenders(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<
 /// # Errors
 /// [`Error::Compile`], [`Error::Library`], [`Error::Driver`]: the number of resident tiles is a
 /// property of the compiled kernels.
-pub fn plans(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>, Error> {
+pub fn plans(device: &mut Device, form: Form, shape: [usize; 3]) -> Result<Vec<Plan>> {
     if shape.contains(&0) {
         return Ok(vec![Plan::EMPTY]);
     }
@@ -239,7 +235,7 @@ fn check_scratch(
     operation: &'static str,
     scratch: Matrix<f32>,
     plan: Plan,
-) -> Result<(), Error> {
+) -> Result {
     let (needed, found) = (plan.scratch(), scratch.shape());
     if scratch.elements() < needed {
         let (operand, expected) = ("scratch", [1, needed]);
@@ -255,7 +251,7 @@ fn check_sizes(
     operation: &'static str,
     grouped: usize,
     [m, n, k]: [usize; 3],
-) -> Result<(), Error> {
+) -> Result {
     if !grouped.is_multiple_of(4) {
         return Err(sparse24_core::Error::NotGrouped { operation, length: grouped }.into());
     }

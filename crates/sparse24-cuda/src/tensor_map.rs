@@ -4,14 +4,14 @@
 use cudarc::driver::sys::{self, CUtensorMap};
 use half::bf16;
 
-use crate::{Error, Matrix, error::driver_error};
+use crate::{Matrix, Result, error::driver_error};
 
 /// Alignment of rows that TMA copies, in bytes.
 pub(crate) const ALIGNMENT: usize = 16;
 
 /// A row-major matrix, copied in boxes of at most 64 columns (128 bytes) and `rows` rows, with the
 /// 128-byte swizzle in shared memory.
-pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<CUtensorMap, Error> {
+pub(crate) fn swizzled(matrix: Matrix<bf16>, rows: u32) -> Result<CUtensorMap> {
     assert!(matrix.is_aligned(ALIGNMENT) && matrix.elements() > 0 && rows <= 256, "checked before");
     let [height, width] = matrix.shape().map(|length| length as u64);
     // The driver checks the stride even of a single row, where it does not matter.

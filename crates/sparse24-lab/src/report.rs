@@ -85,10 +85,11 @@ pub(crate) fn replace(
     kind: &str,
     is_ours: impl Fn(&str) -> bool,
 ) -> Result<(), Error> {
-    if disk::exists(out) {
+    if disk::exists(out)? {
         let mut start = Vec::new();
         let read = disk::open(out)?.0.take(1 << 16).read_to_end(&mut start);
-        if read.is_err() || !is_ours(&String::from_utf8_lossy(&start)) {
+        read.map_err(|e| Error::io("read", out, e))?;
+        if !is_ours(&String::from_utf8_lossy(&start)) {
             let problem =
                 format!("exists and is not a {kind}; remove it, or name another with --out");
             return Err(Error::file(out, problem));
@@ -365,8 +366,9 @@ fn first_runs(folder: &Path, order: &[String]) -> (Vec<PathBuf>, usize) {
     });
     let (mut runs, mut left_out) = (Vec::new(), 0);
     for arm in arms {
-        let mut seeds =
-            inside(&arm).into_iter().filter(|run| disk::exists(&run.join("config.toml")));
+        let mut seeds = inside(&arm)
+            .into_iter()
+            .filter(|run| !matches!(disk::exists(&run.join("config.toml")), Ok(false)));
         if runs.len() < MOST_RUNS {
             runs.extend(seeds.next());
         }

@@ -191,7 +191,7 @@ impl RunSet {
 const CHECKPOINTS: &str = "checkpoints";
 
 fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, Error> {
-    if !disk::exists(&path.join("config.toml")) {
+    if !disk::exists(&path.join("config.toml"))? {
         return Ok(None);
     }
     check_config(path, &run_config(path)?, &member.config)?;
@@ -202,8 +202,8 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
         // It was killed between its last line of metrics and its last checkpoint. Without the
         // folder, only its results were kept or copied here.
         (Some(RunResult { failure: None, .. }), Keep::Checkpoints)
-            if disk::exists(&checkpoints)
-                && checkpoint::named(&checkpoints, member.until).is_none() =>
+            if disk::exists(&checkpoints)?
+                && checkpoint::named(&checkpoints, member.until)?.is_none() =>
         {
             return Ok(None);
         }
@@ -215,10 +215,10 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
 /// Removes checkpoints; if killed at any point, the folder is complete or gone.
 fn discard(checkpoints: &Path) -> Result<(), Error> {
     let aside = disk::aside(checkpoints);
-    if disk::exists(&aside) {
+    if disk::exists(&aside)? {
         disk::remove_directory(&aside)?;
     }
-    if disk::exists(checkpoints) {
+    if disk::exists(checkpoints)? {
         disk::rename(checkpoints, &aside)?;
         disk::remove_directory(&aside)?;
     }
@@ -306,13 +306,13 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
 
 /// Checks that a member can start or resume in its run directory.
 fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
-    if disk::exists(&path.join("config.toml")) {
+    if disk::exists(&path.join("config.toml"))? {
         return check_paths(path, &run_config(path)?, &member.config);
     }
     let Err(error) = RunDirectory::check_free(path) else { return Ok(()) };
     Err(match error {
         // That of a run which lost its config.toml names the remedy.
-        Error::File { path, .. } if !disk::exists(&path.join("provenance.json")) => Error::file(
+        Error::File { path, .. } if !disk::exists(&path.join("provenance.json"))? => Error::file(
             path,
             "is not a run, as it holds no config.toml, and is not empty; remove it to train it \
              again",
@@ -330,7 +330,7 @@ fn train(
     (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
 ) -> Result<Option<RunResult>, Error> {
     let path = member.path(folder);
-    let mut run = if disk::exists(&path.join("config.toml")) {
+    let mut run = if disk::exists(&path.join("config.toml"))? {
         // Again, since others may have changed it while earlier runs trained.
         let check = |found: &Config| check_same(&path, found, &member.config);
         Run::resume_in(Box::new(Solo), &path, &Resume::of_member(), check)?
@@ -339,7 +339,7 @@ fn train(
         Run::start(member.config.clone(), dataset, Given::default(), &path)?
     };
     let checkpoints = path.join(CHECKPOINTS);
-    if keep == Keep::Checkpoints && !disk::exists(&checkpoints) {
+    if keep == Keep::Checkpoints && !disk::exists(&checkpoints)? {
         disk::create_directory(&checkpoints)?;
         disk::sync_directory(&path)?;
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
-    Error,
+    Error, Result,
     data::{self, TokenizerKind},
     images::{Augmentation, ImageSource},
     task::{self, Layout, TASKS, Task, TaskSource},
@@ -274,7 +274,7 @@ impl Config {
         preset: Option<&str>,
         document: Option<&Path>,
         settings: &[String],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         Self::resolve_over(preset, &[], document, settings)
     }
 
@@ -288,7 +288,7 @@ impl Config {
         given: &[String],
         document: Option<&Path>,
         settings: &[String],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let in_document = |error: Error| match (document, error) {
             (Some(path), Error::Setting { key, problem }) => {
                 Error::setting(format!("{}: {key}", path.display()), problem)
@@ -319,7 +319,7 @@ impl Config {
     /// # Errors
     /// [`Error::File`] for a document that is not a whole configuration or cannot be trained;
     /// [`Error::Io`].
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path) -> Result<Self> {
         let read = || {
             let mut table = read_table(path, DOCUMENT)?;
             renamed::update(&mut table);
@@ -340,7 +340,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown one.
-    pub fn task(&self) -> Result<Option<&'static Task>, Error> {
+    pub fn task(&self) -> Result<Option<&'static Task>> {
         let name = &self.task.name;
         if name.is_empty() {
             return Ok(None);
@@ -353,7 +353,7 @@ impl Config {
     ///
     /// # Errors
     /// Like [`Config::task`].
-    pub fn task_source(&self) -> Result<Option<TaskSource>, Error> {
+    pub fn task_source(&self) -> Result<Option<TaskSource>> {
         let layout = match self.model.kind {
             ModelKind::Gpt2 => Layout::Gpt2,
             ModelKind::CrammedBert => Layout::CrammedBert,
@@ -420,7 +420,7 @@ impl Config {
     }
 
     /// Resolves a parsed document and settings, like [`Config::resolve`].
-    pub fn of_document(document: Table, settings: &[String]) -> Result<Self, Error> {
+    pub fn of_document(document: Table, settings: &[String]) -> Result<Self> {
         on_preset(None, &[], document)?.with_settings(settings)
     }
 
@@ -428,7 +428,7 @@ impl Config {
     ///
     /// # Errors
     /// Like [`Config::resolve`].
-    pub fn of_base(document: Table, settings: &[String]) -> Result<Self, Error> {
+    pub fn of_base(document: Table, settings: &[String]) -> Result<Self> {
         let names = sets(settings, "data.tokenizer") || has(&document, "data", "tokenizer");
         Ok(Self::of_document(document, settings)?.for_data(names))
     }
@@ -445,7 +445,7 @@ impl Config {
     ///
     /// # Errors
     /// Like [`Config::resolve`].
-    pub fn with_settings(&self, settings: &[String]) -> Result<Self, Error> {
+    pub fn with_settings(&self, settings: &[String]) -> Result<Self> {
         let config = self.under(Table::new(), settings)?;
         config.check().map(|()| config)
     }
@@ -477,14 +477,14 @@ impl Config {
     }
 
     /// This configuration, overlaid with a document.
-    pub fn with(&self, document: Table) -> Result<Self, Error> {
+    pub fn with(&self, document: Table) -> Result<Self> {
         let config = self.under(document, &[])?;
         config.check().map(|()| config)
     }
 
     /// The configuration of a checkpoint, which recorded [`Self::decisive`]; neutral settings are
     /// this one's.
-    pub(crate) fn recorded(&self, saved: Table) -> Result<Self, Error> {
+    pub(crate) fn recorded(&self, saved: Table) -> Result<Self> {
         let unset = UNSET.map(|(key, value)| format!("{key}={value}"));
         self.under(Table::new(), &unset)?.with(saved)
     }
@@ -492,7 +492,7 @@ impl Config {
     /// A layer over this configuration, unchecked: a document and settings. Another method brings
     /// its own lambda, unless the layer sets one or this one's is not its method's own; images and
     /// patches of another size bring the sequence length of a DeiT, unless the layer sets one.
-    fn under(&self, document: Table, settings: &[String]) -> Result<Self, Error> {
+    fn under(&self, document: Table, settings: &[String]) -> Result<Self> {
         check_whole_numbers(self)?;
         let sets_lambda = has(&document, "method", "lambda") || sets(settings, "method.lambda");
         let sets_length =
@@ -512,7 +512,7 @@ impl Config {
         Ok(above)
     }
 
-    fn checked(table: Table) -> Result<Self, Error> {
+    fn checked(table: Table) -> Result<Self> {
         let config: Self = from_table(table)?;
         config.check()?;
         Ok(config)

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::Error;
+use crate::{Error, Result};
 use claim::claim;
 use fault::Operation;
 
@@ -35,7 +35,7 @@ pub enum As {
 
 /// Opens a file. Whatever kind of file it is, this does not block; one to be changed is a regular
 /// file without another name.
-pub fn open_as(path: &Path, how: As) -> Result<File, Error> {
+pub fn open_as(path: &Path, how: As) -> Result<File> {
     let (action, opened) = match how {
         As::Source => ("read", open_file(path, how)),
         As::New => ("create", open_file(path, how)),
@@ -45,7 +45,7 @@ pub fn open_as(path: &Path, how: As) -> Result<File, Error> {
     let file = opened.map_err(|e| Error::io(action, path, e))?;
     let kind = file.metadata().map_err(|e| Error::io(action, path, e))?;
     if how != As::Source && !kind.is_file() {
-        return Err(Error::file(path, "is not a regular file; remove it"));
+        bail!(path, "is not a regular file; remove it");
     }
     Ok(file)
 }
@@ -131,7 +131,7 @@ pub struct NewFile {
 
 impl NewFile {
     /// Creates the file, in the place of one that is there.
-    pub fn create(path: PathBuf) -> Result<Self, Error> {
+    pub fn create(path: PathBuf) -> Result<Self> {
         let created = fault::before(Operation::Create(&path)).and_then(|()| open_fresh(&path));
         match created {
             Ok(file) => Ok(Self { path, file }),
@@ -140,7 +140,7 @@ impl NewFile {
     }
 
     /// Opens a file to be changed.
-    pub fn reopen(path: PathBuf) -> Result<Self, Error> {
+    pub fn reopen(path: PathBuf) -> Result<Self> {
         fault::before(Operation::Create(&path))
             .and_then(|()| open_changed(&path, As::Lock))
             .map(|file| Self { path: path.clone(), file })
@@ -148,25 +148,25 @@ impl NewFile {
     }
 
     /// Cuts the file after this many bytes.
-    pub fn truncate(&mut self, length: u64) -> Result<(), Error> {
+    pub fn truncate(&mut self, length: u64) -> Result {
         self.file.set_len(length).map_err(|e| Error::io("write", &self.path, e))
     }
 
     /// Writes all of `bytes`.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result {
         fault::writer(&mut self.file, &self.path)
             .write_all(bytes)
             .map_err(|e| Error::io("write", &self.path, e))
     }
 
     /// Writes `bytes` over the start of the file.
-    pub fn write_start(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write_start(&mut self, bytes: &[u8]) -> Result {
         self.file.rewind().map_err(|e| Error::io("write", &self.path, e))?;
         self.write(bytes)
     }
 
     /// Returns when the contents are on the device.
-    pub fn sync(self) -> Result<(), Error> {
+    pub fn sync(self) -> Result {
         fault::before(Operation::Sync(&self.path))
             .and_then(|()| self.file.sync_all())
             .map_err(|e| Error::io("sync", &self.path, e))
@@ -208,7 +208,7 @@ fn remove_all(path: &Path) -> io::Result<()> {
 }
 
 /// The names in a directory; none if it does not exist.
-pub fn names(path: &Path) -> Result<Vec<OsString>, Error> {
+pub fn names(path: &Path) -> Result<Vec<OsString>> {
     let list = || {
         #[cfg(unix)]
         if let Some(at) = confined::resolve(path)? {
@@ -223,41 +223,95 @@ pub fn names(path: &Path) -> Result<Vec<OsString>, Error> {
 }
 
 /// Whether a path leads to something; a link in a confined directory does.
-pub fn exists(path: &Path) -> bool {
-    #[cfg(unix)]
-    match confined::resolve(path) {
-        Ok(None) => {}
-        Ok(Some(at)) => {
+///
+/// # Errors
+/// [`Error::Io`] where the system does not show it.
+pub fn exists(path: &Path) -> Result<bool> {
+    is_there(path).map_err(|e| Error::io("read", path, e))
+}
+
+fn is_there(path: &Path) -> io::Result<bool> {
+    let look = || {
+        #[cfg(unix)]
+        if let Some(at) = confined::resolve(path)? {
             let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-            return rustix::fs::statat(&at.directory, &at.name, flags).is_ok();
+            return Ok(rustix::fs::statat(&at.directory, &at.name, flags).map(drop)?);
         }
-        Err(_) => return false,
+        fs::metadata(path).map(drop)
+    };
+    match look() {
+        Err(e) if is_nothing(&e) => Ok(false),
+        found => found.map(|()| true),
     }
-    path.exists()
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// The kind of what a path leads to, if it leads to anything.
+///
+/// # Errors
+/// [`Error::File`] for a link that leads nowhere; [`Error::Io`] where the system does not show it.
+fn kind(path: &Path) -> Result<Option<fs::FileType>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found.file_type())),
+        Err(e) if !is_nothing(&e) => Err(Error::io("read", path, e)),
+        Err(_) if path.is_symlink() => {
+            Err(Error::file(path, "is a link that leads nowhere; remove it, or name another"))
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether a path leads to a folder.
+///
+/// # Errors
+/// [`Error::File`] for a link that leads nowhere; [`Error::Io`] where the system does not show it.
+pub fn is_folder(path: &Path) -> Result<bool> {
+    Ok(kind(path)?.is_some_and(|kind| kind.is_dir()))
+}
+
+/// Whether a path leads to a regular file.
+///
+/// # Errors
+/// Same as [`is_folder`].
+pub fn is_file(path: &Path) -> Result<bool> {
+    Ok(kind(path)?.is_some_and(|kind| kind.is_file()))
+}
+
+/// The first item for which `is` holds.
+pub(crate) fn first<T>(
+    items: impl IntoIterator<Item = T>,
+    is: impl Fn(&T) -> Result<bool>,
+) -> Result<Option<T>> {
+    for item in items {
+        if is(&item)? {
+            return Ok(Some(item));
+        }
+    }
+    Ok(None)
 }
 
 /// Makes one directory.
-pub fn create_directory(path: &Path) -> Result<(), Error> {
+pub fn create_directory(path: &Path) -> Result {
     fault::before(Operation::CreateDirectory(path))
         .and_then(|()| make_directory(path))
         .map_err(|e| Error::io("create", path, e))
 }
 
 /// Checks that a directory can be made at this path, or is there.
-pub fn check_directory(path: &Path) -> Result<(), Error> {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_dir() => {
+pub fn check_directory(path: &Path) -> Result {
+    match kind(path)? {
+        Some(kind) if !kind.is_dir() => {
             Err(Error::file(path, "is a file, expected a new or empty folder; choose another"))
-        }
-        Err(_) if path.is_symlink() => {
-            Err(Error::file(path, "is a link that leads nowhere; remove it, or choose another"))
         }
         _ => Ok(()),
     }
 }
 
 /// Makes a directory and those above it, unless they exist.
-pub fn create_directories(path: &Path) -> Result<(), Error> {
+pub fn create_directories(path: &Path) -> Result {
     let make = || {
         #[cfg(unix)]
         {
@@ -276,21 +330,21 @@ pub fn create_directories(path: &Path) -> Result<(), Error> {
 }
 
 /// Renames atomically; on Unix an existing file is replaced.
-pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+pub fn rename(from: &Path, to: &Path) -> Result {
     fault::before(Operation::Rename(from, to))
         .and_then(|()| move_to(from, to))
         .map_err(|e| Error::io("rename", from, e))
 }
 
 /// Removes a file.
-pub fn remove_file(path: &Path) -> Result<(), Error> {
+pub fn remove_file(path: &Path) -> Result {
     fault::before(Operation::RemoveFile(path))
         .and_then(|()| unlink(path))
         .map_err(|e| Error::io("remove", path, e))
 }
 
 /// Removes a directory and all it holds.
-pub fn remove_directory(path: &Path) -> Result<(), Error> {
+pub fn remove_directory(path: &Path) -> Result {
     fault::before(Operation::RemoveDirectory(path))
         .and_then(|()| remove_all(path))
         .map_err(|e| Error::io("remove", path, e))
@@ -306,7 +360,7 @@ pub(crate) fn open_directory(path: &Path) -> io::Result<File> {
 }
 
 /// Returns when the names in the directory are on the device. Only Unix supports this.
-pub fn sync_directory(path: &Path) -> Result<(), Error> {
+pub fn sync_directory(path: &Path) -> Result {
     let sync = || if cfg!(unix) { open_directory(path)?.sync_all() } else { Ok(()) };
     fault::before(Operation::SyncDirectory(path))
         .and_then(|()| sync())
@@ -315,7 +369,7 @@ pub fn sync_directory(path: &Path) -> Result<(), Error> {
 
 /// Refuses to write `needed` bytes for `what` if the file system has fewer. Not every system
 /// reports its free space, and a quota only shows when writing.
-pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
+pub fn check_room(path: &Path, needed: u64, what: impl FnOnce() -> String) -> Result {
     match free(path) {
         Some(free) if free < needed => {
             Err(Error::Room { path: path.to_owned(), what: what(), needed, free })
@@ -347,7 +401,7 @@ struct Aside {
 }
 
 impl Aside {
-    fn place(mut self, at: &Path) -> Result<(), Error> {
+    fn place(mut self, at: &Path) -> Result {
         rename(&self.path, at)?;
         self.is_placed = true;
         Ok(())
@@ -363,15 +417,12 @@ impl Drop for Aside {
 }
 
 /// Replaces a file as a whole: a reader sees the old or the new contents, even after a crash.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result {
     replace(path, |file| file.write(bytes))
 }
 
 /// Like [`write_atomically`], for contents in pieces. Errors name `path`, not the temporary file.
-pub fn replace(
-    path: &Path,
-    write: impl FnOnce(&mut NewFile) -> Result<(), Error>,
-) -> Result<(), Error> {
+pub fn replace(path: &Path, write: impl FnOnce(&mut NewFile) -> Result) -> Result {
     let place = aside(path);
     let file = fault::before(Operation::Create(&place))
         .and_then(|()| claim(&place, |place| open_file(place, As::New).map(Some)))
@@ -391,14 +442,10 @@ pub fn replace(
 }
 
 /// Fills a new or empty folder, whose parents are created: completely, or nothing is left behind.
-pub fn fill_folder(
-    folder: &Path,
-    fill: impl FnOnce(&Path) -> Result<(), Error>,
-) -> Result<(), Error> {
+pub fn fill_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result) -> Result {
     let exists = folder.exists();
     if exists && !fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none()) {
-        let problem = "is not an empty folder, expected a new or empty one; choose another";
-        return Err(Error::file(folder, problem));
+        bail!(folder, "is not an empty folder, expected a new or empty one; choose another");
     }
     let (parent, place) = (parent(folder), aside(folder));
     fs::create_dir_all(parent).map_err(|e| Error::io("create", parent, e))?;
@@ -421,7 +468,7 @@ pub fn fill_folder(
 ///
 /// Refuses a folder that does not exist, and what exists and is no regular file: a rename would put
 /// a file in the place of a pipe or a device.
-pub fn destination(path: &Path) -> Result<PathBuf, Error> {
+pub fn destination(path: &Path) -> Result<PathBuf> {
     let failed = |e| Error::io("write", path, e);
     match fs::metadata(path) {
         Ok(kind) if kind.is_dir() => {
@@ -443,9 +490,9 @@ pub fn destination(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// [`destination`] of a file that does not exist yet.
-pub fn new_file(path: &Path) -> Result<PathBuf, Error> {
+pub fn new_file(path: &Path) -> Result<PathBuf> {
     let file = destination(path)?;
-    match exists(path) {
+    match exists(path)? {
         true => Err(Error::file(path, "already exists; remove it, or name another file")),
         false => Ok(file),
     }
@@ -457,15 +504,19 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
+/// The first of endless names that leads to nothing.
+pub(crate) fn unused(names: impl Iterator<Item = PathBuf>) -> Result<PathBuf> {
+    Ok(first(names, |path| Ok(!exists(path)?))?.expect("some name is free"))
+}
+
 /// Renames a file, before it is replaced, to a free name in its folder such as `metrics.1.jsonl`.
 /// Returns the new path and file name.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn keep(path: &Path) -> Result<(PathBuf, String), Error> {
+pub fn keep(path: &Path) -> Result<(PathBuf, String)> {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
-    let mut all = (1..).map(|number| path.with_extension(format!("{number}.{extension}")));
-    let free = all.find(|path| !exists(path)).expect("some name is free");
+    let free = unused((1..).map(|number| path.with_extension(format!("{number}.{extension}"))))?;
     let name = free.file_name().unwrap_or_default().to_string_lossy().into_owned();
     rename(path, &free)?;
     Ok((free, name))
@@ -476,7 +527,7 @@ pub fn keep(path: &Path) -> Result<(PathBuf, String), Error> {
 /// # Errors
 /// [`Error::Io`] if the path exists but cannot be opened.
 #[cfg(unix)]
-pub fn leads_to(path: &Path, file: &File) -> Result<bool, Error> {
+pub fn leads_to(path: &Path, file: &File) -> Result<bool> {
     let identity = |file: &File| {
         use std::os::unix::fs::MetadataExt;
         file.metadata().map(|found| (found.dev(), found.ino())).ok()
@@ -494,8 +545,8 @@ pub fn leads_to(path: &Path, file: &File) -> Result<bool, Error> {
 /// # Errors
 /// None.
 #[cfg(not(unix))]
-pub fn leads_to(path: &Path, _: &File) -> Result<bool, Error> {
-    Ok(exists(path))
+pub fn leads_to(path: &Path, _: &File) -> Result<bool> {
+    exists(path)
 }
 
 /// Whether two paths, which may be relative or contain links, refer to the same place.
@@ -513,7 +564,7 @@ pub fn parent(path: &Path) -> &Path {
 
 /// Opens a regular file and returns its size: reading a pipe could block, and a device might never
 /// end.
-pub fn open(path: &Path) -> Result<(File, u64), Error> {
+pub fn open(path: &Path) -> Result<(File, u64)> {
     let file = open_as(path, As::Source)?;
     let kind = file.metadata().map_err(|e| Error::io("read", path, e))?;
     if !kind.is_file() {
@@ -544,12 +595,12 @@ pub fn read_at(file: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
 }
 
 /// The whole file.
-pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
+pub fn read(path: &Path) -> Result<Vec<u8>> {
     read_small(path, u64::MAX)
 }
 
 /// The whole file, refused beyond `limit` bytes. Files of procfs may never end.
-pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let (file, size) = open(path)?;
     check_size(path, size, limit)?;
     let mut bytes = reserve(path, usize::try_from(size).unwrap_or(usize::MAX))?;
@@ -558,7 +609,7 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 }
 
 /// Refuses a file that is larger than `limit` bytes.
-pub fn check_size(path: &Path, size: u64, limit: u64) -> Result<(), Error> {
+pub fn check_size(path: &Path, size: u64, limit: u64) -> Result {
     if size <= limit {
         return Ok(());
     }
@@ -567,7 +618,7 @@ pub fn check_size(path: &Path, size: u64, limit: u64) -> Result<(), Error> {
 
 /// Allocates space for the contents of a file, which may be larger than memory, and with holes
 /// larger than any disk.
-pub fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>, Error> {
+pub fn reserve<T>(path: &Path, count: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
     room.try_reserve_exact(count).map_err(|e| Error::io("read", path, e.into()))?;
     Ok(room)

@@ -8,6 +8,13 @@ use std::{
 
 use sparse24_train::ErrorKind;
 
+/// Returns an [`Error::File`]: of the path, with the formatted problem.
+macro_rules! bail {
+    ($path:expr, $($problem:tt)+) => {
+        return Err($crate::Error::file($path, format!($($problem)+)))
+    };
+}
+
 /// A failure of training or of a file that it needs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -15,11 +15,13 @@
 //! | [`machine`] | the memory of this machine, and the limits of this process |
 //! | [`processor`] | its threads, SIMD level and measured speed |
 
+#[macro_use]
+mod error;
+
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod disk;
-mod error;
 pub mod images;
 pub mod interchange;
 pub mod json;
@@ -36,3 +38,6 @@ mod word;
 pub use error::Error;
 pub use sparse24_train::ErrorKind;
 pub use word::word;
+
+/// A result with an error of this crate, and without a value unless one is named.
+type Result<T = (), E = Error> = core::result::Result<T, E>;

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 use ndarray::Array2;
 use sparse24_cpu::gemm::matmul;
 
-use crate::Error;
+use crate::{Error, Result};
 
 pub use sparse24_cpu::{Simd, on_threads};
 
 /// Runs on the pool of the caller, or outside of one on as many threads as `backend.threads` says.
 pub(crate) fn on_configured<T: Send>(
     threads: usize,
-    work: impl FnOnce() -> Result<T, Error> + Send,
-) -> Result<T, Error> {
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
     if threads == 0 || rayon::current_thread_index().is_some() {
         return work();
     }
@@ -27,7 +27,7 @@ pub(crate) fn on_configured<T: Send>(
 ///
 /// # Errors
 /// Errors from the kernel.
-pub fn flops_per_second(d_model: usize, d_ff: usize) -> Result<f64, Error> {
+pub fn flops_per_second(d_model: usize, d_ff: usize) -> Result<f64> {
     const TOKENS: usize = 512;
     let (d_model, d_ff) = (d_model.min(2048), d_ff.min(8192));
     let (x, w) = (Array2::<f32>::ones((TOKENS, d_model)), Array2::<f32>::ones((d_ff, d_model)));

@@ -24,7 +24,7 @@ use safetensors::Dtype;
 use sparse24_core::MaskKind;
 
 use crate::{
-    Error,
+    Error, Result,
     data::Progress,
     disk::{self, NewFile},
     tensors::{Entry, Shards, TensorFile},
@@ -268,15 +268,12 @@ pub fn prune(
     search: Search,
     unprunable: Unprunable,
     progress: Progress<'_>,
-) -> Result<Vec<TensorReport<Pruned>>, Error> {
+) -> Result<Vec<TensorReport<Pruned>>> {
     let model = Shards::open(input)?;
     if fs::canonicalize(output)
         .is_ok_and(|output| fs::canonicalize(input).is_ok_and(|input| input == output))
     {
-        return Err(Error::file(
-            output,
-            "is the input; the unpruned weights would be lost, name another file",
-        ));
+        bail!(output, "is the input; the unpruned weights would be lost, name another file");
     }
     let plan = plan(&model, selection)?;
     let refused =
@@ -286,10 +283,10 @@ pub fn prune(
     {
         let count = plan.iter().filter(refused).count();
         let matrices = if count == 1 { "1 matrix" } else { &format!("{count} matrices") };
-        let problem = format!(
+        bail!(
+            input,
             "--strict: {matrices} cannot be pruned; the first is `{name}` {shape:?}: {reason}"
         );
-        return Err(Error::file(input, problem));
     }
     let (total, mut done) = (model.size(), 0);
     let (mut plan, mut reports) = (plan.into_iter(), Vec::new());
@@ -319,8 +316,7 @@ pub fn prune(
         let destination = disk::destination(output)?;
         let is_used = fs::metadata(&destination).is_ok_and(|found| found.len() > 0);
         if is_used && TensorFile::open(&destination).is_err() {
-            let problem = "exists and is not a safetensors file; remove it, or name another";
-            return Err(Error::file(output, problem));
+            bail!(output, "exists and is not a safetensors file; remove it, or name another");
         }
         room(&destination, 0)?;
         disk::replace(&destination, |out| write(&model.files[0], out, progress))?;
@@ -352,7 +348,7 @@ pub fn prune(
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a malformed model.
-pub fn left_out(input: &Path) -> Result<Vec<String>, Error> {
+pub fn left_out(input: &Path) -> Result<Vec<String>> {
     Ok(Shards::open(input)?.companions()?.1)
 }
 
@@ -366,7 +362,7 @@ pub fn verify(
     path: &Path,
     selection: Selection<'_>,
     progress: Progress<'_>,
-) -> Result<Vec<TensorReport<Verdict>>, Error> {
+) -> Result<Vec<TensorReport<Verdict>>> {
     let model = Shards::open(path)?;
     let (total, mut done, mut buffer) = (model.size(), 0, Vec::new());
     let mut plan = plan(&model, selection)?.into_iter();
@@ -398,11 +394,7 @@ fn report<T>(entry: &Entry, outcome: Result<T, Reason>) -> TensorReport<T> {
 }
 
 /// Copies a file; `each` is called for every piece.
-fn copy(
-    from: &Path,
-    mut to: NewFile,
-    mut each: impl FnMut() -> Result<(), Error>,
-) -> Result<(), Error> {
+fn copy(from: &Path, mut to: NewFile, mut each: impl FnMut() -> Result) -> Result {
     let (mut file, _) = disk::open(from)?;
     let mut buffer = vec![0; PIECE];
     loop {
@@ -428,7 +420,7 @@ fn pieces(entry: &Entry, matrix: Option<&Matrix>) -> impl Iterator<Item = Range<
 type Planned<'a> = (&'a Entry, Result<Matrix, Reason>);
 
 /// Every tensor; an error if all have reasons.
-fn plan<'a>(model: &'a Shards, selection: Selection<'_>) -> Result<Vec<Planned<'a>>, Error> {
+fn plan<'a>(model: &'a Shards, selection: Selection<'_>) -> Result<Vec<Planned<'a>>> {
     let entries = model.files.iter().flat_map(|file| &file.entries);
     let plan: Vec<_> = entries.map(|entry| (entry, admit(entry, selection))).collect();
     let reason = match plan.first() {

@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 pub(crate) use shards::{Shards, WEIGHTS};
 
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// Bytes converted at a time.
 const CHUNK: usize = 1 << 18;
@@ -37,21 +37,21 @@ pub(crate) struct TensorFile {
 
 impl TensorFile {
     /// Reads and validates the header.
-    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let (mut file, size) = disk::open(path)?;
         let (entries, start) = container::read(path, &mut file, size)?;
         Ok(Self { path: path.to_owned(), file, entries, size: size as usize, start })
     }
 
     /// The values of a float tensor, exactly, as f32; refused unless all are finite.
-    pub(crate) fn floats(&self, entry: &Entry) -> Result<Vec<f32>, Error> {
+    pub(crate) fn floats(&self, entry: &Entry) -> Result<Vec<f32>> {
         let mut values = self.buffer(entry)?;
         self.float_pieces(entry, CHUNK / 4, |piece| values.extend_from_slice(piece))?;
         Ok(values)
     }
 
     /// An empty list with capacity for the values of a tensor.
-    pub(crate) fn buffer<T>(&self, entry: &Entry) -> Result<Vec<T>, Error> {
+    pub(crate) fn buffer<T>(&self, entry: &Entry) -> Result<Vec<T>> {
         disk::reserve(&self.path, entry.elements())
     }
 
@@ -62,7 +62,7 @@ impl TensorFile {
         entry: &Entry,
         length: usize,
         mut take: impl FnMut(&[f32]),
-    ) -> Result<(), Error> {
+    ) -> Result {
         let width = match entry.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
@@ -101,7 +101,7 @@ impl TensorFile {
         entry: &Entry,
         dtype: Dtype,
         value: fn([u8; W]) -> T,
-    ) -> Result<Vec<T>, Error> {
+    ) -> Result<Vec<T>> {
         if entry.dtype != dtype {
             return Err(self.refuse(entry, &format!("is expected to be {dtype}")));
         }
@@ -123,7 +123,7 @@ impl TensorFile {
     }
 
     /// Fills `buffer` with these bytes of the file.
-    pub(crate) fn read(&self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result<(), Error> {
+    pub(crate) fn read(&self, range: Range<usize>, buffer: &mut Vec<u8>) -> Result {
         buffer.resize(range.len(), 0);
         disk::read_at(&self.file, range.start as u64, buffer)
             .map_err(|e| Error::io("read", &self.path, e))
@@ -201,8 +201,8 @@ pub(crate) fn round(value: f32, dtype: Dtype) -> f32 {
 pub(crate) fn write_floats(
     values: &[f32],
     dtype: Dtype,
-    sink: impl FnMut(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    sink: impl FnMut(&[u8]) -> Result,
+) -> Result {
     match dtype {
         Dtype::F32 => write(values, f32::to_le_bytes, sink),
         Dtype::F16 => write(values, |v| f16::from_f32(v).to_le_bytes(), sink),
@@ -215,8 +215,8 @@ pub(crate) fn write_floats(
 pub(crate) fn write<T: Copy, const W: usize>(
     values: &[T],
     bytes: impl Fn(T) -> [u8; W],
-    mut sink: impl FnMut(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    mut sink: impl FnMut(&[u8]) -> Result,
+) -> Result {
     let mut buffer = Vec::new();
     for chunk in values.chunks(CHUNK / W) {
         // A loop without growth is vectorized.

@@ -39,5 +39,8 @@ pub use device::{Arrivals, Copied, Device, Recorded};
 pub use error::Error;
 pub use matrix::{Matrix, Tiles};
 
+/// A result with an error of this crate, and without a value unless one is named.
+type Result<T = (), E = Error> = core::result::Result<T, E>;
+
 /// Invocations of a workgroup in kernels that have one element or word per invocation.
 const WORKGROUP: usize = 64;

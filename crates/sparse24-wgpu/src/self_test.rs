@@ -10,7 +10,7 @@ use sparse24_core::{
     search,
 };
 
-use crate::{Device, Error, gemm, mvue::mvue_compress, search::mask_search};
+use crate::{Device, Error, Result, gemm, mvue::mvue_compress, search::mask_search};
 
 const SITE: Site = Site::new(Purpose::Mvue, 1);
 const SIDE: usize = 128;
@@ -23,7 +23,7 @@ impl Device {
     /// [`Error::NoAdapter`]; [`Error::Limit`]; [`Error::Driver`] if it cannot be opened;
     /// [`Error::WrongResults`] if its results are not core's.
     #[cfg(not(target_family = "wasm"))]
-    pub fn open(number: usize) -> Result<Self, Error> {
+    pub fn open(number: usize) -> Result<Self> {
         pollster::block_on(Self::request(number))
     }
 
@@ -31,7 +31,7 @@ impl Device {
     ///
     /// # Errors
     /// Errors of [`Self::open`].
-    pub async fn request(number: usize) -> Result<Self, Error> {
+    pub async fn request(number: usize) -> Result<Self> {
         let mut device = Self::request_untested(number).await?;
         check(&mut device).await?;
         Ok(device)
@@ -40,7 +40,7 @@ impl Device {
 
 /// Compares masks of 1024 tiles and samples of 4096 groups with core's, and each kernel's product
 /// of integers, which is exact in f32, with the host's.
-pub(crate) async fn check(device: &mut Device) -> Result<(), Error> {
+pub(crate) async fn check(device: &mut Device) -> Result {
     let wrong = |device: &Device, what| Error::WrongResults { adapter: device.name(), what };
     let stream = Stream::new(24, SITE, 0, 0);
     let word = |i: usize, j: usize| stream.words((i * SIDE + j) as u32)[0];

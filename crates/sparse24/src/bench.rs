@@ -2,7 +2,7 @@
 
 use regex::Regex;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, Result};
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -12,7 +12,7 @@ mod cuda {
 
     pub(super) type Size = String;
 
-    pub(super) fn run(_: &super::Args) -> Result<(), Failure> {
+    pub(super) fn run(_: &super::Args) -> Result {
         let problem = "bench measures GPU kernels, but this build lacks the feature `cuda`: \
                        rebuild with it";
         Err(Failure::new(Exit::Usage, problem))
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     without_wgmma: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let is_other = |set: &&String| {
         set.strip_prefix("backend.name=").is_some_and(|name| name.trim_matches('"') != "cuda")
     };

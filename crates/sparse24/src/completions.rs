@@ -3,7 +3,7 @@
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::{Cli, failure::Failure, output};
+use crate::{Cli, failure::Result, output};
 
 /// Print the completions for a shell
 #[derive(clap::Args, Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "sparse24", &mut script);
     output::write(format_args!("{}", String::from_utf8_lossy(&script)))

@@ -2,7 +2,7 @@
 
 use crate::{
     configure::Configure,
-    failure::Failure,
+    failure::Result,
     output::{self, print_json},
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let config = args.configure.resolve()?;
     if args.json {
         print_json(&config)

@@ -13,7 +13,7 @@ use sparse24_run::{
 };
 use sparse24_train::trainer::Trainer;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, Result};
 
 /// Resolved in this order: preset, file, `--set`, flags.
 #[derive(clap::Args, Debug, Clone)]
@@ -58,7 +58,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// The value of `--data` as a setting.
-pub(crate) fn quoted_path(path: &Path) -> Result<String, Failure> {
+pub(crate) fn quoted_path(path: &Path) -> Result<String> {
     path.to_str().map(quote).ok_or_else(|| {
         let problem = format!("--data {}: the name is not UTF-8; rename it", path.display());
         Failure::new(Exit::Usage, problem)
@@ -85,27 +85,23 @@ impl Configure {
         Self { data: Some(data), seed: Some(seed.to_string()), ..self.clone() }
     }
 
-    pub(crate) fn resolve(&self) -> Result<Config, Failure> {
+    pub(crate) fn resolve(&self) -> Result<Config> {
         self.resolve_over(&[])
     }
 
     /// With settings `given` that the user's own come after.
-    pub(crate) fn resolve_over(&self, given: &[String]) -> Result<Config, Failure> {
+    pub(crate) fn resolve_over(&self, given: &[String]) -> Result<Config> {
         self.resolve_on(None, given)
     }
 
     /// The same, on `preset` if the user names none.
-    pub(crate) fn resolve_on(
-        &self,
-        preset: Option<&str>,
-        given: &[String],
-    ) -> Result<Config, Failure> {
+    pub(crate) fn resolve_on(&self, preset: Option<&str>, given: &[String]) -> Result<Config> {
         let (preset, file) = (self.preset.as_deref().or(preset), self.config.as_deref());
         Ok(Config::resolve_over(preset, given, file, &self.own_settings()?)?)
     }
 
     /// The keys that the user sets: in the file, by `--set` and by flags.
-    pub(crate) fn keys(&self) -> Result<BTreeSet<String>, Failure> {
+    pub(crate) fn keys(&self) -> Result<BTreeSet<String>> {
         let file =
             self.config.as_deref().map(|path| read_table(path, "a TOML file")).transpose()?;
         let own = self.asked()?;
@@ -113,12 +109,12 @@ impl Configure {
     }
 
     /// The settings from `--set` and from flags, as a map from key to value.
-    pub(crate) fn asked(&self) -> Result<BTreeMap<String, String>, Failure> {
+    pub(crate) fn asked(&self) -> Result<BTreeMap<String, String>> {
         Ok(by_key(&self.own_settings()?))
     }
 
     /// Each `--set`, then flags as settings.
-    fn own_settings(&self) -> Result<Vec<String>, Failure> {
+    fn own_settings(&self) -> Result<Vec<String>> {
         let flags = [
             ("data.path", self.data.as_deref().map(quoted_path).transpose()?),
             ("method.name", self.method.as_deref().map(quote)),
@@ -152,7 +148,7 @@ pub(crate) struct Computing {
 
 impl Computing {
     /// Chooses the backend of a model; a setting that does not concern the backend is refused.
-    pub(crate) fn choose(&self, mut model: Model) -> Result<Model, Failure> {
+    pub(crate) fn choose(&self, mut model: Model) -> Result<Model> {
         if let Some(other) = self.settings.iter().find(|set| !set.starts_with("backend.")) {
             let problem = format!("--set: expected a setting of the backend, found {other}");
             return Err(Failure::new(Exit::Usage, problem));
@@ -171,7 +167,7 @@ impl Computing {
 }
 
 /// Loads a model on its backend.
-pub(crate) fn load(model: Model) -> Result<Trainer, Failure> {
+pub(crate) fn load(model: Model) -> Result<Trainer> {
     let advice = match &*model.config.backend.name {
         "cpu" => "",
         _ => "; or use the CPU, with --backend cpu",

@@ -22,7 +22,7 @@ use sparse24_run::{
 use sparse24_train::backend::{BACKENDS, BackendEntry, BackendSettings};
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{print_json, say},
 };
 
@@ -83,7 +83,7 @@ struct Backend {
     problem: Option<String>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let settings = BackendSettings { gpu: args.gpu.unwrap_or(0), ..BackendSettings::default() };
     let (mut lines, mut platforms) = (Vec::new(), BTreeMap::new());
     let mut backends = Vec::new();

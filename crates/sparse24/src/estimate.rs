@@ -11,7 +11,7 @@ use sparse24_train::estimate::{Estimate, estimate};
 
 use crate::{
     configure::Configure,
-    failure::Failure,
+    failure::Result,
     output::{counted, note, print_json, say},
 };
 
@@ -47,7 +47,7 @@ struct Time {
 
 /// The time on this machine's processor, where the backend is the CPU.
 impl Time {
-    fn measure(config: &Config, estimate: &Estimate, steps: u32) -> Result<Option<Self>, Failure> {
+    fn measure(config: &Config, estimate: &Estimate, steps: u32) -> Result<Option<Self>> {
         if config.backend.name != "cpu" {
             return Ok(None);
         }
@@ -62,7 +62,7 @@ impl Time {
 /// (docs/performance.md).
 const OVERHEAD: f64 = 1.4;
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let config = args.configure.resolve()?;
     // Pieces found in the embedded text would be too few, and it has no images.
     let is_deit = config.model.kind == ModelKind::Deit;

@@ -19,7 +19,7 @@ use sparse24_train::{
 
 use crate::{
     configure::{Computing, load},
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{counted, json_line, note, note_outside, say, word},
     progress::WorkProgress,
     threads::on_threads,
@@ -132,7 +132,7 @@ struct Report {
     data: String,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     if args.predictions.is_some() && args.runs.len() > 1 {
         let problem = "--predictions: writes the answers of a single run; name only one";
         return Err(Failure::new(Exit::Usage, problem));
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report, Failure> {
+fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Report> {
     let model = args.computing.choose(args.choice.read(run)?)?;
     let config = model.config.clone();
     on_threads(config.backend.threads, || {

@@ -13,7 +13,7 @@ use sparse24_train::model::ModelSpec;
 use crate::{
     choice,
     eval::Which,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{say, word},
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     dense: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let model = args.which.read()?;
     let refuse = |problem: &str| {
         Err(Failure::new(Exit::Input, format!("{}: {problem}", args.which.run.display())))

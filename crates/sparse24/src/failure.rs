@@ -48,6 +48,9 @@ pub(crate) enum Exit {
     Terminated = 143,
 }
 
+/// A result with a [`Failure`], and without a value unless one is named.
+pub(crate) type Result<T = (), E = Failure> = core::result::Result<T, E>;
+
 /// One sentence and an exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {

@@ -14,7 +14,7 @@ use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::{Configure, quote},
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{counted, note, say},
     ranks::check_alone,
     signals::Signals,
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     reporting: Reporting,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let (Some(name), Some(from)) = (&args.task, &args.init_from) else { return list() };
     check_alone("finetune")?;
     let pretrained = Pretrained::read(from)?;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-fn list() -> Result<(), Failure> {
+fn list() -> Result {
     for task in TASKS {
         let scores: Vec<_> = task.scores.iter().map(|score| score.name()).collect();
         say!("{:14}  {}", task.name, task.about);
@@ -88,7 +88,7 @@ pub(crate) struct Pretrained {
 }
 
 impl Pretrained {
-    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let no_tokenizer = |other: Option<String>| {
             let other = other.unwrap_or_else(|| "has no tokenizer".to_owned());
             let problem = format!("{}: {other}, so it cannot read text", path.display());
@@ -181,7 +181,7 @@ pub(crate) fn configured(
     name: &str,
     epochs: Option<u32>,
     pretrained: &Pretrained,
-) -> Result<(Config, Examples), Failure> {
+) -> Result<(Config, Examples)> {
     let task = task::find(name);
     let is_span = task.is_some_and(|task| task.labels == Labels::Span);
     let (usual, usual_epochs) = pretrained.usual(is_span);

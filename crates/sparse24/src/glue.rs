@@ -24,7 +24,7 @@ use sparse24_train::group::Solo;
 
 use crate::{
     configure::Configure,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     finetune::{Pretrained, configured, note_examples, open},
     output::{print_json, say},
     ranks::check_alone,
@@ -78,7 +78,7 @@ struct Table {
     averages: Vec<Option<f64>>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     check_alone("glue")?;
     let Some(data) = args.configure.data() else {
         let problem = "--data: name a folder with a folder for each task";
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 return Err(Failure::new(Exit::Input, problem));
             }
             let checkpoints = path.join("checkpoints");
-            if checkpoint::named(&checkpoints, config.steps).is_none() {
+            if checkpoint::named(&checkpoints, config.steps)?.is_none() {
                 let there = checkpoint::count(&checkpoints)? as u64;
                 let tokenizer = &pretrained.tokenizer;
                 let rows = config.model.vocabulary(tokenizer.vocabulary(), Some(tokenizer));
@@ -146,15 +146,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The tasks with their folders, whose names may be spelled as GLUE does.
-fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>, Failure> {
+fn chosen(data: &Path, names: &[String]) -> Result<Vec<(&'static Task, PathBuf)>> {
     let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
     let refuse = |problem: String| Failure::new(Exit::Input, problem);
     let entries = fs::read_dir(data).map_err(|e| refuse(format!("{}: {e}", data.display())))?;
-    let folders: BTreeMap<String, PathBuf> = entries
-        .filter_map(|entry| Some((plain(entry.as_ref().ok()?.file_name().to_str()?), entry.ok()?)))
-        .filter(|(_, entry)| entry.path().is_dir())
-        .map(|(name, entry)| (name, entry.path()))
-        .collect();
+    let mut folders = BTreeMap::new();
+    for entry in entries {
+        let path = entry.map_err(|e| Error::io("list", data, e))?.path();
+        let name = plain(&path.file_name().unwrap_or_default().to_string_lossy());
+        if TASKS.iter().any(|task| plain(task.name) == name) && disk::is_folder(&path)? {
+            folders.insert(name, path);
+        }
+    }
     let is_glue = |task: &&&Task| task.source.starts_with("GLUE");
     let asked: Vec<&'static Task> = match names {
         [] => TASKS
@@ -195,7 +198,7 @@ fn difference(
     config: &Config,
     weights: &str,
     pretrained: &Pretrained,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<String>> {
     let found = run_config(run)?;
     let other = |what: &str| Ok(Some(format!("{what}; remove it or name another --out")));
     if let Some((key, values)) = lab::difference(&found.decisive(), &config.decisive()) {
@@ -229,7 +232,7 @@ fn trained(
     config: Config,
     pretrained: &Pretrained,
     signals: Signals,
-) -> Result<Scores, Failure> {
+) -> Result<Scores> {
     on_threads(config.backend.threads, || {
         let run = if is_run(path) {
             let check = |found: &Config| lab::check_same(path, found, &config);
@@ -244,7 +247,7 @@ fn trained(
     })
 }
 
-fn print(table: &Table) -> Result<(), Failure> {
+fn print(table: &Table) -> Result {
     let heads: String =
         table.seeds.iter().map(|seed| format!(" {:>9}", format!("seed {seed}"))).collect();
     say!("{:14} {:11}{heads} {:>9} {:>9}", "task", "score", "mean", "sd");

@@ -15,7 +15,7 @@ use sparse24_train::{model::ModelSpec, nn::Prediction};
 use crate::{
     choice,
     configure::quote,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     finetune::class_list,
     output::{counted, say},
     weights::{Head, Initial, room_for_text},
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     task: Option<String>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let task = args.task.as_deref().map(|name| {
         let names = task::TASKS.iter().map(|task| task.name);
         task::find(name).ok_or_else(|| unknown("--task", name, names))

@@ -11,7 +11,7 @@ use sparse24_run::config::Config;
 use crate::{
     choice,
     configure::Configure,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{self, counted, note, print_json, say},
     ranks::check_alone,
     runs,
@@ -56,7 +56,7 @@ fn window(text: &str) -> Result<[u32; 2], String> {
     ends.ok_or_else(|| "expected A..B, two steps".to_owned())
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     check_alone("lambda-search")?;
     let config = args.configure.resolve()?;
     let Args { candidates, until, window, seeds, .. } = args;
@@ -101,7 +101,7 @@ pub(crate) fn search(
     keep: Keep,
     more: &[&Path],
     signals: &Signals,
-) -> Result<SearchResults, Failure> {
+) -> Result<SearchResults> {
     config.check_corpus()?;
     let plan = Plan::resolve(config, options)?;
     let mut search = Search::open(plan, out, keep)?;

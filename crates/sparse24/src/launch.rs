@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use sparse24_run::ranks::free_port;
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::note,
     ranks::{LAUNCHER, SECRET},
     signals::{self, listen, stopping},
@@ -54,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const POLL: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let refuse = |problem: &str| Err(Failure::new(Exit::Usage, problem));
     let Args { n, nodes, .. } = *args;
     if n == 0 || nodes == 0 {
@@ -155,7 +155,7 @@ struct Ranks(Vec<(u32, Child, Option<ExitStatus>)>);
 impl Ranks {
     /// Waits for all ranks and passes on requests. Returns the exit code of the rank that failed,
     /// not of its peers, or of the signal that stopped the run.
-    fn wait(&mut self, asked: &Requests) -> Result<i32, Failure> {
+    fn wait(&mut self, asked: &Requests) -> Result<i32> {
         let (mut code, mut failed_at, mut stopped, mut killed) = (0, None, None, false);
         while self.0.iter().any(|(_, _, ended)| ended.is_none()) {
             if let Some(exit) = asked.stop() {

@@ -44,7 +44,7 @@ mod verify;
 mod watch;
 mod weights;
 
-use failure::Failure;
+use failure::Result;
 
 /// Pre-train transformers with 2:4 sparsity.
 #[derive(Parser)]
@@ -66,7 +66,7 @@ macro_rules! commands {
             $($variant($module::Args),)+
         }
 
-        fn run(command: &Command) -> Result<(), Failure> {
+        fn run(command: &Command) -> Result {
             match command {
                 $(Command::$variant(args) => $module::run(args),)+
             }

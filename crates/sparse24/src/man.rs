@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use crate::{
     Cli,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::say,
 };
 
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     folder: PathBuf,
 }
 
-pub(crate) fn run(Args { folder }: &Args) -> Result<(), Failure> {
+pub(crate) fn run(Args { folder }: &Args) -> Result {
     fs::create_dir_all(folder)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), folder))
         .map_err(|error| {

@@ -12,9 +12,9 @@ use std::{
 use indicatif::MultiProgress;
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, Result};
 
-pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
+pub(crate) fn write(text: fmt::Arguments<'_>) -> Result {
     let mut out = io::stdout().lock();
     out.write_fmt(text).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => {
@@ -24,12 +24,12 @@ pub(crate) fn write(text: fmt::Arguments<'_>) -> Result<(), Failure> {
     })
 }
 
-pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), Failure> {
+pub(crate) fn line(text: fmt::Arguments<'_>) -> Result {
     write(format_args!("{}\n", one_line(text)))
 }
 
 /// Writes indented JSON to standard output.
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn print_json(value: &impl Serialize) -> Result {
     let text = serde_json::to_string_pretty(value).expect("plain values");
     write(format_args!("{}\n", escaped(&text)))
 }
@@ -58,7 +58,7 @@ pub(crate) fn note(text: impl fmt::Display) {
 }
 
 /// Writes text that a model made. A terminal would obey its control characters.
-pub(crate) fn write_made(text: &str) -> Result<(), Failure> {
+pub(crate) fn write_made(text: &str) -> Result {
     match io::stdout().is_terminal() {
         true => write(format_args!("{}", printable(text))),
         false => write(format_args!("{text}")),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sparse24_lab::paper;
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     output::{self, say},
 };
 
@@ -28,7 +28,7 @@ fn known(name: &str) -> Result<String, String> {
     })
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     if let Some(out) = &args.write {
         paper::write(out)?;
         say!("{}", out.display());

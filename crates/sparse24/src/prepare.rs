@@ -11,7 +11,7 @@ use sparse24_run::{
 };
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{note, say, word},
     progress::WorkProgress,
     signals::Signals,
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let is_bpe = matches!(args.tokenizer, TokenizerSource::Kind(TokenizerKind::Bpe));
     if is_bpe && args.pieces < FEWEST {
         let problem = format!(

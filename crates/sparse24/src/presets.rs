@@ -11,7 +11,7 @@ use sparse24_train::{
 };
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     output::{print_json, say},
 };
 
@@ -70,7 +70,7 @@ impl MethodRow {
     }
 }
 
-fn list_methods(args: &Args) -> Result<(), Failure> {
+fn list_methods(args: &Args) -> Result {
     let rows: Vec<MethodRow> = method::PRESETS.iter().map(MethodRow::of).collect();
     if args.json {
         return print_json(&rows);
@@ -117,7 +117,7 @@ fn list_methods(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     if args.methods {
         return list_methods(args);
     }

@@ -8,7 +8,7 @@ use sparse24_run::pruning::{Pruned, Search, Unprunable, left_out, prune};
 
 use crate::{
     choice,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{self, counted, json_line, note, say},
     structure::{Choice, lines, objects, shown},
 };
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     strict: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     if args.search == Search::Greedy && args.mask != MaskKind::Transposable {
         let problem = "--search greedy: requires --mask transposable; other masks keep the two \
                        largest of each group, which is exact";

@@ -12,7 +12,7 @@ use sparse24_run::{
 use sparse24_train::group::{Group, Solo};
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::note,
     signals::Signals,
     threads::on_threads,
@@ -56,11 +56,7 @@ pub(crate) struct Member {
 
 impl Ranks {
     /// Does `work` as one of the ranks, which must have the same `facts`.
-    pub(crate) fn join(
-        &self,
-        facts: &Facts,
-        work: impl FnOnce(Member) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    pub(crate) fn join(&self, facts: &Facts, work: impl FnOnce(Member) -> Result) -> Result {
         let mut environment = environment();
         let launcher = environment.get(LAUNCHER).cloned();
         if let Some(launcher) = &launcher {
@@ -133,7 +129,7 @@ fn environment() -> Environment {
 }
 
 /// Refuses to be one of several ranks: all would do the same in the same folder.
-pub(crate) fn check_alone(command: &str) -> Result<(), Failure> {
+pub(crate) fn check_alone(command: &str) -> Result {
     several(&environment()).map_or(Ok(()), |(name, value)| {
         let problem = format!(
             "{name}: expected 1 or none, found {value}, as for ranks of a launcher, which only \
@@ -145,7 +141,7 @@ pub(crate) fn check_alone(command: &str) -> Result<(), Failure> {
 
 /// Lets this process receive SIGTERM when its launcher dies; it is refused if that has happened.
 #[cfg(target_os = "linux")]
-fn end_with(launcher: &str) -> Result<(), Failure> {
+fn end_with(launcher: &str) -> Result {
     let signal = Some(rustix::process::Signal::TERM);
     rustix::process::set_parent_process_death_signal(signal)
         .map_err(|error| Failure::new(Exit::Io, format!("cannot follow `launch`: {error}")))?;
@@ -157,7 +153,7 @@ fn end_with(launcher: &str) -> Result<(), Failure> {
 
 /// Other systems have no such signal.
 #[cfg(not(target_os = "linux"))]
-fn end_with(_: &str) -> Result<(), Failure> {
+fn end_with(_: &str) -> Result {
     Ok(())
 }
 
@@ -182,7 +178,7 @@ impl Member {
     }
 
     /// Follows rank 0 to the end of the run, on so many threads.
-    pub(crate) fn follow(self, threads: usize) -> Result<(), Failure> {
+    pub(crate) fn follow(self, threads: usize) -> Result {
         let signals = Signals::take()?;
         let placement = self.placement.clone();
         let gpu = |backend: &str| placement.as_ref().and_then(|placement| gpu(placement, backend));

@@ -6,7 +6,7 @@ use sparse24_lab::report;
 use sparse24_run::disk;
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     output::{note, say},
 };
 
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     figure: Option<String>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let first = &args.runs[0];
     let _confined = match args.out {
         None if first.is_dir() => Some(disk::confine(first)?),

@@ -6,7 +6,7 @@ use sparse24_run::run::{Damaged, Resume, facts};
 
 use crate::{
     configure::by_key,
-    failure::Failure,
+    failure::Result,
     ranks::Ranks,
     signals,
     train::{self, Reporting},
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     ranks: Ranks,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     signals::load()?;
     // Only rank 0 needs the run directory.
     args.ranks.join(&facts(by_key(&args.settings)), |member| {

@@ -12,14 +12,14 @@ use sparse24_lab::runs::{Member, Watcher};
 use sparse24_run::run::{Asked, Observer, Part, StepMetrics};
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{note, word},
     progress,
     signals::Signals,
 };
 
 /// Creates a watcher per job; each receives the signals of the process.
-pub(crate) fn watchers(jobs: u16, signals: &Signals) -> Result<Vec<Box<dyn Watcher>>, Failure> {
+pub(crate) fn watchers(jobs: u16, signals: &Signals) -> Result<Vec<Box<dyn Watcher>>> {
     let watcher = |_| {
         let (signals, printed) = (signals.another()?, Instant::now());
         Ok(Box::new(Worker { signals, bar: None, name: String::new(), until: 0, printed }) as _)

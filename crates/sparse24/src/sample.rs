@@ -8,7 +8,7 @@ use sparse24_run::{config::ModelKind, run::Sampler};
 use crate::{
     configure::{Computing, load},
     eval::Which,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{self, json_line, say},
     threads::on_threads,
     translate,
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let &Args { temperature, top_k, seed, .. } = args;
     let wrong = |problem: String| Err(Failure::new(Exit::Usage, problem));
     if !(temperature.is_finite() && temperature >= 0.0) {
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         for number in 0..u64::from(args.num_samples) {
             let sampler = Sampler { temperature, top_k, seed: seed.wrapping_add(number) };
             let mut tokens = prompt.clone();
-            let mut next = || -> Result<u32, Failure> {
+            let mut next = || -> Result<u32> {
                 // The model's vocabulary may be padded beyond the tokenizer's.
                 let logits = trainer.next_logits(&tokens)?;
                 let logits = &logits[..tokenizer.vocabulary() as usize];
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             };
             if args.json {
                 let drawn = (0..args.tokens).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
-                let text = |tokens: &[u32]| -> Result<String, Failure> {
+                let text = |tokens: &[u32]| -> Result<String> {
                     Ok(String::from_utf8_lossy(&tokenizer.decode(tokens)?).into_owned())
                 };
                 let (prompt, text) = (text(&prompt)?, text(&drawn)?);
@@ -142,7 +142,7 @@ struct CharacterStream {
 
 impl CharacterStream {
     /// Replaces invalid UTF-8 and keeps an incomplete last character for the next call.
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn write(&mut self, bytes: &[u8]) -> Result {
         self.pending.extend_from_slice(bytes);
         let last = self.pending.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
         let is_incomplete =
@@ -152,7 +152,7 @@ impl CharacterStream {
         output::write_made(&String::from_utf8_lossy(&whole))
     }
 
-    fn finish(&self) -> Result<(), Failure> {
+    fn finish(&self) -> Result {
         output::line(format_args!("{}", if self.pending.is_empty() { "" } else { "\u{fffd}" }))
     }
 }

@@ -21,7 +21,7 @@ use signal_hook::{
 use sparse24_run::run::Asked;
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::note,
 };
 
@@ -91,7 +91,7 @@ static LOADING: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// Until [`Signals::take`], a stop signal ends the process at once, even PID 1 of a container,
 /// which the system would not end. SIGUSR1 does nothing.
-pub(crate) fn load() -> Result<(), Failure> {
+pub(crate) fn load() -> Result {
     LOADING.store(true, Ordering::SeqCst);
     let mut all = stopping();
     all.try_for_each(|(signal, exit)| {
@@ -105,7 +105,7 @@ pub(crate) fn load() -> Result<(), Failure> {
 
 impl Signals {
     /// Handles all of these signals for the rest of the process.
-    pub(crate) fn take() -> Result<Self, Failure> {
+    pub(crate) fn take() -> Result<Self> {
         let signals = Self::listen_for_stop()?;
         signals.listen_for_save()?;
         LOADING.store(false, Ordering::SeqCst);
@@ -113,7 +113,7 @@ impl Signals {
     }
 
     /// Handles only the signals that stop, for work that cannot be saved.
-    pub(crate) fn listen_for_stop() -> Result<Self, Failure> {
+    pub(crate) fn listen_for_stop() -> Result<Self> {
         let any = Arc::default();
         let stop = |(signal, exit)| {
             let (received, armed) = (Arc::default(), Arc::default());
@@ -128,18 +128,18 @@ impl Signals {
     }
 
     #[cfg(unix)]
-    fn listen_for_save(&self) -> Result<(), Failure> {
+    fn listen_for_save(&self) -> Result {
         listen(signal_hook::consts::SIGUSR1, [&self.save, &self.any]).map_err(failure)
     }
 
     #[cfg(not(unix))]
-    fn listen_for_save(&self) -> Result<(), Failure> {
+    fn listen_for_save(&self) -> Result {
         Ok(())
     }
 
     /// A second observer with flags of its own, for another run of this process. It also reports
     /// stop signals that were received before.
-    pub(crate) fn another(&self) -> Result<Self, Failure> {
+    pub(crate) fn another(&self) -> Result<Self> {
         let (stops, save, any) = (self.stops.clone(), Arc::default(), Arc::default());
         let another = Self { stops, save, any, _acknowledged: None };
         for (signal, _) in stopping() {

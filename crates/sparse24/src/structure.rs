@@ -11,7 +11,11 @@ use sparse24_run::{
     pruning::{Embeddings, Selection, TensorReport},
 };
 
-use crate::{failure::Failure, progress::WorkProgress, signals::Signals};
+use crate::{
+    failure::{Failure, Result},
+    progress::WorkProgress,
+    signals::Signals,
+};
 
 /// Which tensors to look at, and what to print of them.
 #[derive(clap::Args, Debug)]
@@ -50,7 +54,7 @@ impl Choice {
 pub(crate) fn shown<T>(
     what: &'static str,
     work: impl FnOnce(Progress<'_>) -> Result<T, Error>,
-) -> Result<T, Failure> {
+) -> Result<T> {
     let signals = Signals::listen_for_stop()?;
     let mut progress = WorkProgress::new(what);
     let worked = work(&mut |done, all| {

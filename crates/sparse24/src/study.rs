@@ -12,7 +12,7 @@ use sparse24_lab::{
 use crate::{
     choice,
     configure::quoted_path,
-    failure::Failure,
+    failure::Result,
     output::{counted, note, print_json, say},
     ranks::check_alone,
     runs,
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     check_alone("study")?;
     let mut settings = args.settings.clone();
     if let Some(path) = &args.data {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result<(), Failure> {
+fn print(results: &StudyResults, runs: &[Option<RunResult>]) -> Result {
     let width = results.arms.iter().map(|arm| arm.name.len()).max().unwrap_or(0).max(3);
     let reference = format!("minus {}, 95 %", results.reference);
     say!(

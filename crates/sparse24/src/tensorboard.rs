@@ -82,7 +82,7 @@ impl Events {
         let folder = run.join(FOLDER);
         let refused = |error: io::Error| format!("cannot write to {}: {error}", folder.display());
         let unusable = |error: Error| error.to_string();
-        if !disk::exists(&folder) {
+        if !disk::exists(&folder).map_err(unusable)? {
             disk::create_directory(&folder).map_err(unusable)?;
         }
         let names = disk::names(&folder).map_err(unusable)?;

@@ -25,7 +25,7 @@ use sparse24_train::model::ModelSpec;
 
 use crate::{
     configure::Configure,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     lambda_search,
     output::{counted, json_line, note, note_outside, say, word},
     progress::{Progress, WorkProgress},
@@ -79,7 +79,7 @@ pub(crate) struct Reporting {
     tensorboard: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     signals::load()?;
     // The model to start from may be on the machine of rank 0 alone, and decides settings.
     let settings = match args.init_from {
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Starts the run, or resumes it if that is asked for.
-fn lead(args: &Args, member: Member) -> Result<(), Failure> {
+fn lead(args: &Args, member: Member) -> Result {
     let there = match args.out.as_deref().filter(|_| args.resume_or_start) {
         Some(out) if has_config(out)? => Some((out, run_config(out)?)),
         _ => None,
@@ -198,7 +198,7 @@ fn changed_settings(
     mut config: Config,
     run: &Config,
     out: &Path,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<String>> {
     let keys = args.configure.keys()?;
     let (asked, mut there) = (config.decisive(), run.decisive());
     let of_another_method = asked.get("method.name") != there.get("method.name");
@@ -241,7 +241,7 @@ fn changed_settings(
 }
 
 /// Sets lambda if `--lambda` is a number. Returns whether it asks for a search instead.
-fn set_lambda(args: &Args, config: &mut Config) -> Result<bool, Failure> {
+fn set_lambda(args: &Args, config: &mut Config) -> Result<bool> {
     let refuse = |problem: String| Err(Failure::new(Exit::Usage, problem));
     let asked = args.lambda.as_deref();
     if args.lambda_search.is_some() && asked != Some("auto") {
@@ -269,7 +269,7 @@ fn choose_lambda(
     out: &Path,
     more: &[&Path],
     signals: &Signals,
-) -> Result<LambdaOrigin, Failure> {
+) -> Result<LambdaOrigin> {
     let folder = args.lambda_search.clone().unwrap_or_else(|| out.join("lambda-search"));
     let found = if args.lambda_search.is_some() {
         SearchResults::read(&folder)?
@@ -298,12 +298,7 @@ fn choose_lambda(
 }
 
 /// Continues a run as rank 0.
-pub(crate) fn resume(
-    path: &Path,
-    how: &Resume,
-    reporting: &Reporting,
-    member: Member,
-) -> Result<(), Failure> {
+pub(crate) fn resume(path: &Path, how: &Resume, reporting: &Reporting, member: Member) -> Result {
     if !has_config(path)? && RunDirectory::check_free(path).is_ok() {
         let path = word(path);
         let problem = format!(
@@ -330,7 +325,7 @@ pub(crate) fn resume(
 }
 
 /// Trains a run to its end and reports its progress.
-pub(crate) fn drive(run: Run, reporting: &Reporting, signals: Signals) -> Result<(), Failure> {
+pub(crate) fn drive(run: Run, reporting: &Reporting, signals: Signals) -> Result {
     let model = run.trainer().recipe().model.clone();
     let (summary, report) = finish(run, reporting.tensorboard, signals)?;
     conclude(&summary, &model, report.as_deref(), reporting)
@@ -341,7 +336,7 @@ pub(crate) fn finish(
     mut run: Run,
     tensorboard: bool,
     signals: Signals,
-) -> Result<(Summary, Option<PathBuf>), Failure> {
+) -> Result<(Summary, Option<PathBuf>)> {
     let config = run.config().clone();
     note_start(&run, &config);
     run.interrupt_on(signals.any());
@@ -384,7 +379,7 @@ pub(crate) fn finish(
 fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
     let missing = report::missing(run.lost_metrics() as usize);
     let is_since = |page: Vec<u8>| String::from_utf8_lossy(&page).contains(&missing);
-    if !disk::exists(report) || disk::read_small(report, 64 << 20).is_ok_and(is_since) {
+    if !disk::exists(report)? || is_since(disk::read_small(report, 64 << 20)?) {
         return Ok(false);
     }
     let is_finished = run.trainer().step() >= run.config().steps;
@@ -469,7 +464,7 @@ fn conclude(
     model: &ModelSpec,
     report: Option<&Path>,
     reporting: &Reporting,
-) -> Result<(), Failure> {
+) -> Result {
     if reporting.json {
         say!("{}", json_line(summary));
         return Ok(());
@@ -508,7 +503,7 @@ fn conclude(
 pub(crate) struct Claimed(pub(crate) PathBuf);
 
 impl Claimed {
-    pub(crate) fn new(prefix: &str) -> Result<Self, Failure> {
+    pub(crate) fn new(prefix: &str) -> Result<Self> {
         let time = sparse24_run::run::timestamp(std::time::SystemTime::now());
         let name = Path::new("runs").join(format!("{prefix}-{time}"));
         let failed = |path: &Path, error: io::Error| {

@@ -17,7 +17,7 @@ use sparse24_run::{
 use crate::{
     configure::{Computing, load},
     eval::Which,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{counted, json_line, note, say, write_made},
     progress::WorkProgress,
     signals::Signals,
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let &Args { beam, length_penalty, .. } = args;
     let wrong = |problem: String| Err(Failure::new(Exit::Usage, problem));
     if !length_penalty.is_finite() {
@@ -174,7 +174,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Reads a file of lines.
-pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     let name = path.display();
     let file = File::open(path).map_err(|error| {
         Failure::new(Exit::Input, format!("{name}: cannot be read as text: {error}"))
@@ -185,7 +185,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
 /// Bytes of the longest line: a device may have one without an end.
 const LONGEST: u64 = 1 << 20;
 
-fn lines(mut from: impl BufRead, name: impl Display) -> Result<String, Failure> {
+fn lines(mut from: impl BufRead, name: impl Display) -> Result<String> {
     let (mut text, mut line, mut number) = (String::new(), Vec::new(), 0);
     loop {
         line.clear();

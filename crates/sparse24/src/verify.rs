@@ -11,7 +11,7 @@ use sparse24_run::{
 
 use crate::{
     choice,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{self, counted, json_line, say},
     structure::{Choice, lines, objects, shown},
 };
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     choice: Choice,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let is_refuted = |report: &&TensorReport<_>| matches!(report.outcome, Ok(Verdict::Refuted(_)));
     let others = [("row", MaskKind::RowWise), ("column", MaskKind::ColumnWise)];
     let (reports, holding) = shown("verifying", |progress| {

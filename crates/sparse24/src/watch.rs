@@ -17,7 +17,7 @@ use std::{
 use sparse24_lab::report::View;
 
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{counted, note, say, word},
     signals::Signals,
 };
@@ -47,7 +47,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// Shortest time between two readings of the runs. They take at most a twentieth of a core.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result {
     let signals = Signals::listen_for_stop()?;
     if let Some(file) = args.runs.iter().find(|path| path.is_file()) {
         let problem = format!("{}: is a file, expected a run directory", word(file));

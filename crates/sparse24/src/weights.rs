@@ -19,7 +19,7 @@ use sparse24_train::{
 
 use crate::{
     configure::quote,
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
 };
 
 /// Vocabulary size of GPT-2.
@@ -74,7 +74,7 @@ pub(crate) fn room_for_text(spec: &ModelSpec, tokenizer: Option<&Tokenizer>) -> 
 
 impl Initial {
     /// A model to pre-train further.
-    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         if !is_run(path) {
             return Self::import(path, None, Head::Pretrained);
         }
@@ -114,11 +114,7 @@ impl Initial {
     /// The model of a Hugging Face folder with the shape in its `config.json`; a GPT-2's biases
     /// that are all zero are left out. The tokenizer is the one that is named, or the folder's, or
     /// that of the vocabulary size.
-    pub(crate) fn import(
-        path: &Path,
-        named: Option<TokenizerKind>,
-        head: Head,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn import(path: &Path, named: Option<TokenizerKind>, head: Head) -> Result<Self> {
         let FolderModel { spec, labels, languages } = FolderModel::read(path)?;
         let folder = if path.is_dir() { path } else { disk::parent(path) };
         let prediction = match head {
@@ -251,7 +247,7 @@ impl Initial {
 
     /// Refuses a configuration of another shape, with all differences. Biases of zeros are weights
     /// where it has biases.
-    pub(crate) fn check(&mut self, config: &Config) -> Result<(), Failure> {
+    pub(crate) fn check(&mut self, config: &Config) -> Result {
         let wanted = config.recipe(self.spec.vocabulary())?.model;
         if let (Bias::Present, ModelSpec::Gpt2(spec)) = (wanted.extents().bias, &mut self.spec)
             && !self.zero_biases.is_empty()
@@ -270,7 +266,7 @@ impl Initial {
         mut self,
         config: &Config,
         dataset: &RunData,
-    ) -> Result<Vec<NamedTensor>, Failure> {
+    ) -> Result<Vec<NamedTensor>> {
         if let (ModelSpec::Deit(spec), RunData::Images(images)) = (&self.spec, dataset) {
             if spec.classes != images.classes().len() {
                 self.weights.retain(|weight| !weight.name.starts_with("head."));
@@ -279,19 +275,21 @@ impl Initial {
         }
         let vocabulary = self.spec.vocabulary();
         let tokens = config.model.vocabulary(dataset.vocabulary(), dataset.tokenizer());
-        if let Some(other) = self.other_tokenizer() {
-            if dataset.tokenizer().is_some() {
-                if matches!(self.spec, ModelSpec::Transformer(_)) {
-                    return Err(self.refuse(&format!("{other}, so its ids are not known")));
+        let other = self.other_tokenizer();
+        if let (Some(other), ModelSpec::Bert(_)) = (&other, &self.spec) {
+            let advice = "its mask token is not known, and it cannot be pre-trained further";
+            return Err(self.refuse(&format!("{other}, so {advice}")));
+        }
+        let translates = matches!(self.spec, ModelSpec::Transformer(_));
+        if let (Some(other), Some(_)) = (other, dataset.tokenizer()) {
+            let advice = match translates {
+                true => "its ids are not known",
+                false => {
+                    "the model cannot read text; set data.path to a folder of token ids (train.bin \
+                     and val.bin, no tokenizer.json) and data.tokenizer=char"
                 }
-                let advice = "the model cannot read text; set data.path to a folder of token ids \
-                              (train.bin and val.bin, no tokenizer.json) and data.tokenizer=char";
-                return Err(self.refuse(&format!("{other}, so {advice}")));
-            }
-            if matches!(self.spec, ModelSpec::Bert(_)) {
-                let advice = "its mask token is not known, and it cannot be pre-trained further";
-                return Err(self.refuse(&format!("{other}, so {advice}")));
-            }
+            };
+            return Err(self.refuse(&format!("{other}, so {advice}")));
         }
         let is_trained = |tokenizer: &Tokenizer| match tokenizer.kind() {
             TokenizerKind::WordPiece => !Path::new(&config.data.path).is_dir(),

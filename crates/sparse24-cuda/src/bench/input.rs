@@ -7,7 +7,7 @@ use half::bf16;
 use ndarray::Array2;
 use sparse24_core::philox::{Philox4x32, uniform};
 
-use crate::{Device, Error, Matrix, Scalar};
+use crate::{Device, Matrix, Result, Scalar};
 
 /// Distinct rows; further rows repeat them.
 pub(super) const PANEL: usize = 256;
@@ -47,11 +47,7 @@ pub(super) fn panel(columns: usize, seed: usize) -> Array2<bf16> {
 }
 
 /// Fills a matrix with the rows of a panel.
-pub(super) fn repeat<T: Scalar>(
-    device: &mut Device,
-    to: Matrix<T>,
-    panel: &Array2<T>,
-) -> Result<(), Error> {
+pub(super) fn repeat<T: Scalar>(device: &mut Device, to: Matrix<T>, panel: &Array2<T>) -> Result {
     let [rows, columns] = to.shape();
     let mut filled = panel.nrows().min(rows);
     device.upload(to.rows(0..filled), &panel.as_slice().expect("row-major")[..filled * columns])?;
@@ -68,7 +64,7 @@ pub(super) fn repeated<T: Scalar>(
     device: &mut Device,
     shape: [usize; 2],
     panel: &Array2<T>,
-) -> Result<Matrix<T>, Error> {
+) -> Result<Matrix<T>> {
     let to = device.alloc("input", shape)?;
     repeat(device, to, panel)?;
     Ok(to)

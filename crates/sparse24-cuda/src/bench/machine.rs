@@ -7,7 +7,7 @@ use super::{
     nvml::{Reading, Sensor},
     peer::CusparseLt,
 };
-use crate::{Device, Error, compile, driver, error::driver_error, gemm};
+use crate::{Device, Result, compile, driver, error::driver_error, gemm};
 
 /// A release, or why it is not known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -53,7 +53,7 @@ pub struct Machine {
 }
 
 /// Bytes of the L2 cache.
-pub(super) fn l2_bytes(device: &Device) -> Result<usize, Error> {
+pub(super) fn l2_bytes(device: &Device) -> Result<usize> {
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
     let said = |error| driver_error("querying the size of the L2", error);
     Ok(usize::try_from(device.context().attribute(attribute).map_err(said)?).unwrap_or(0))
@@ -64,7 +64,7 @@ impl Machine {
         device: &Device,
         sensor: &Result<Sensor, String>,
         cusparselt: &Result<CusparseLt, String>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let context = device.context();
         let (major, minor) = context
             .compute_capability()

@@ -23,7 +23,7 @@ use super::{
     timing::{Contestant, Effort, contest},
 };
 use crate::{
-    Device, Error, Matrix, Scalar, activation,
+    Device, Error, Matrix, Result, Scalar, activation,
     compressed::Compressed,
     gemm::{Gemm, LinearForward, LinearWgrad},
     launch::{Grid, arguments},
@@ -101,7 +101,7 @@ pub fn products(size: &Size) -> Vec<Case> {
 }
 
 /// Reads an element of a result.
-type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64, Error> + 'a;
+type Read<'a> = dyn FnMut([usize; 2]) -> Result<f64> + 'a;
 
 /// Checks sampled elements against f64 sums of k products `term`; `rounded` is the relative error
 /// of the final rounding.
@@ -148,7 +148,7 @@ fn element<T: Scalar + Into<f32>>(
     device: &mut Device,
     of: Matrix<T>,
     [row, column]: [usize; 2],
-) -> Result<f64, Error> {
+) -> Result<f64> {
     Ok(f64::from(device.download(of.rows(row..row + 1).columns(column..column + 1))?[0].into()))
 }
 
@@ -160,7 +160,7 @@ enum Set {
 }
 
 impl Set {
-    fn launch(&self, device: &mut Device, plan: Plan) -> Result<(), Error> {
+    fn launch(&self, device: &mut Device, plan: Plan) -> Result {
         match self {
             Self::Transposed(operands) => spmm24_transposed(device, operands, plan),
             Self::Straight(operands) => spmm24(device, operands, plan),
@@ -175,7 +175,7 @@ impl Set {
     }
 
     /// An element of D.
-    fn read(&self, device: &mut Device, [row, column]: [usize; 2]) -> Result<f64, Error> {
+    fn read(&self, device: &mut Device, [row, column]: [usize; 2]) -> Result<f64> {
         match self {
             Self::Transposed(operands) => element(device, operands.d, [column, row]),
             Self::Straight(operands) => element(device, operands.d, [row, column]),
@@ -293,11 +293,7 @@ fn blocks_of<T: Scalar>(like: Matrix<T>, elements: Vec<T>) -> Array2<T> {
 }
 
 /// The plan with the shortest median, and the medians of all.
-fn fastest(
-    bench: &mut Bench,
-    offered: &[Plan],
-    sets: &[Set],
-) -> Result<(Plan, Vec<PlanTime>), Error> {
+fn fastest(bench: &mut Bench, offered: &[Plan], sets: &[Set]) -> Result<(Plan, Vec<PlanTime>)> {
     let contestant = |&plan: &Plan| {
         let launch = move |device: &mut Device, set: &Set| set.launch(device, plan);
         Contestant::new(&plan.to_string(), sets.to_vec(), launch)
@@ -329,7 +325,7 @@ fn cusparselt(
     let pairs: Vec<[Matrix<bf16>; 2]> = sets
         .iter()
         .map(|set| Ok([set.b(), device.alloc("d of cuSPARSELt", shape_of_d)?]))
-        .collect::<Result<_, Error>>()?;
+        .collect::<Result<_>>()?;
     let operands = peer::Operands { form, shape, a, sets: &pairs };
     let mut contestant = library.product(device, &operands).map_err(Stop::Wrong)?;
     (contestant.launch)(device, 0)?;
@@ -366,7 +362,7 @@ fn cublaslt(
             }
         })
     };
-    let sets: Vec<Dense> = bs.iter().map(set).collect::<Result<_, Error>>()?;
+    let sets: Vec<Dense> = bs.iter().map(set).collect::<Result<_>>()?;
     sets[0].launch(device, &mut gemm)?;
     let term = |[row, column]: [usize; 2], i: usize| {
         operand(form, &of_a, row, i) * operand(form, of_b, column, i)
@@ -444,7 +440,7 @@ enum Dense {
 }
 
 impl Dense {
-    fn launch(&self, device: &mut Device, gemm: &mut Gemm) -> Result<(), Error> {
+    fn launch(&self, device: &mut Device, gemm: &mut Gemm) -> Result {
         match self {
             Self::Forward(op) => gemm.linear_forward(device, op),
             Self::Wgrad(op) => gemm.linear_wgrad(device, op),
@@ -452,7 +448,7 @@ impl Dense {
     }
 
     /// An element of D.
-    fn read(&self, device: &mut Device, [row, column]: [usize; 2]) -> Result<f64, Error> {
+    fn read(&self, device: &mut Device, [row, column]: [usize; 2]) -> Result<f64> {
         match self {
             Self::Forward(op) => element(device, op.z, [column, row]),
             Self::Wgrad(op) => element(device, op.dw, [row, column]),

@@ -11,7 +11,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Device, Error, Graph, Matrix, flip::flip_count};
+use crate::{Device, Error, Graph, Matrix, Result, flip::flip_count};
 
 /// The owner of an open GPU, on which its work is timed.
 pub trait Owner {
@@ -83,13 +83,13 @@ pub(super) struct Contestant<T = Device> {
 }
 
 /// Queues work on one set of buffers.
-pub type Launch<T> = dyn FnMut(&mut T, usize) -> Result<(), Error>;
+pub type Launch<T> = dyn FnMut(&mut T, usize) -> Result;
 
 impl Contestant {
     pub(super) fn new<S: 'static>(
         name: &str,
         sets: Vec<S>,
-        mut launch: impl FnMut(&mut Device, &S) -> Result<(), Error> + 'static,
+        mut launch: impl FnMut(&mut Device, &S) -> Result + 'static,
     ) -> Self {
         let (name, count) = (name.to_owned(), sets.len());
         let launch = Box::new(move |device: &mut Device, set: usize| launch(device, &sets[set]));
@@ -98,11 +98,7 @@ impl Contestant {
 }
 
 /// A copy that reads and writes `bytes` bytes in total.
-pub(super) fn copy<T: Owner>(
-    owner: &mut T,
-    bytes: usize,
-    sets: usize,
-) -> Result<Contestant<T>, Error> {
+pub(super) fn copy<T: Owner>(owner: &mut T, bytes: usize, sets: usize) -> Result<Contestant<T>> {
     let shape = [2 * sets, (bytes / 2).next_multiple_of(256)];
     let halves: Matrix<u8> = owner.device().alloc("copy", shape)?;
     let launch = move |owner: &mut T, set: usize| {
@@ -119,7 +115,7 @@ pub(super) fn contest<T: Owner>(
     contestants: &mut [Contestant<T>],
     effort: Effort,
     during: impl FnOnce(),
-) -> Result<Vec<Quantiles>, Error> {
+) -> Result<Vec<Quantiles>> {
     let head_start = HeadStart::new(owner.device())?;
     let time = |owner: &mut T, recording: &Graph, launches: usize| {
         head_start.give(owner.device())?;
@@ -156,11 +152,7 @@ pub(super) fn contest<T: Owner>(
     Ok(times.into_iter().map(Quantiles::of).collect())
 }
 
-fn run<T>(
-    owner: &mut T,
-    contestant: &mut Contestant<T>,
-    mut launches: Range<usize>,
-) -> Result<(), Error> {
+fn run<T>(owner: &mut T, contestant: &mut Contestant<T>, mut launches: Range<usize>) -> Result {
     let Contestant { sets, launch, .. } = contestant;
     launches.try_for_each(|at| launch(owner, at % *sets))
 }
@@ -169,7 +161,7 @@ fn record<T: Owner>(
     owner: &mut T,
     contestant: &mut Contestant<T>,
     launches: Range<usize>,
-) -> Result<Graph, Error> {
+) -> Result<Graph> {
     owner.device().start_capture()?;
     let queued = run(owner, contestant, launches);
     let recorded = owner.device().end_capture();
@@ -183,7 +175,7 @@ struct HeadStart {
 }
 
 impl HeadStart {
-    fn new(device: &mut Device) -> Result<Self, Error> {
+    fn new(device: &mut Device) -> Result<Self> {
         // At least 0.1 ms.
         const BYTES: usize = 200 << 20;
         let mut side = || device.alloc("head start", [1, BYTES / 2]);
@@ -191,7 +183,7 @@ impl HeadStart {
         Ok(Self { sides, count: device.alloc("head start", [1, 1])? })
     }
 
-    fn give(&self, device: &mut Device) -> Result<(), Error> {
+    fn give(&self, device: &mut Device) -> Result {
         flip_count(device, self.sides[0], self.sides[1], self.count)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Device;
-use crate::{Error, Matrix, Scalar};
+use crate::{Error, Matrix, Result, Scalar};
 
 /// Checks the operands of one operation in turn; inputs first, since an output must not overlap any
 /// operand that was checked before it.
@@ -25,7 +25,7 @@ impl Device {
         operation: &'static str,
         operand: &'static str,
         matrix: Matrix<T>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         if matrix.mark == self.mark { Ok(()) } else { Err(Error::Stale { operation, operand }) }
     }
 }
@@ -38,7 +38,7 @@ impl Checks<'_> {
         matrix: Matrix<T>,
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         let operation = self.operation;
         self.device.check_live(operation, operand, matrix)?;
         if matrix.shape != expected {
@@ -58,7 +58,7 @@ impl Checks<'_> {
         matrix: Matrix<T>,
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         self.strided(operand, matrix, expected, 1)?;
         if !matrix.is_contiguous() {
             let (columns, stride) = (matrix.shape[1], matrix.stride);
@@ -74,7 +74,7 @@ impl Checks<'_> {
         matrix: Option<Matrix<T>>,
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         match matrix {
             Some(matrix) => self.input(operand, matrix, expected, bytes),
             None => Ok(self),
@@ -88,7 +88,7 @@ impl Checks<'_> {
         matrix: Matrix<T>,
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         self.input(operand, matrix, expected, bytes)?.last_is_apart()
     }
 
@@ -99,7 +99,7 @@ impl Checks<'_> {
         matrix: Matrix<T>,
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         self.strided(operand, matrix, expected, bytes)?.last_is_apart()
     }
 
@@ -109,7 +109,7 @@ impl Checks<'_> {
         operand: &'static str,
         matrix: Matrix<T>,
         expected: [usize; 2],
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         self.strided(operand, matrix, expected, 1)?.starts_aligned(operand, matrix.address, 16)
     }
 
@@ -118,7 +118,7 @@ impl Checks<'_> {
         operand: &'static str,
         address: u64,
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         if address.is_multiple_of(bytes as u64) {
             return Ok(self);
         }
@@ -126,7 +126,7 @@ impl Checks<'_> {
     }
 
     /// The last operand that was checked overlaps none before it.
-    pub(crate) fn last_is_apart(&mut self) -> Result<&mut Self, Error> {
+    pub(crate) fn last_is_apart(&mut self) -> Result<&mut Self> {
         let Some(((output, span), others)) = self.spans.split_last() else { return Ok(self) };
         let overlaps = |other: &Range<u64>| span.start < other.end && other.start < span.end;
         match others.iter().find(|(_, other)| overlaps(other)) {
@@ -144,7 +144,7 @@ impl Checks<'_> {
         (of, input): (&str, Matrix<T>),
         expected: [usize; 2],
         bytes: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         if matrix.span() == input.span() {
             self.spans.retain(|(name, _)| *name != of);
         }
@@ -152,7 +152,7 @@ impl Checks<'_> {
     }
 
     /// No two of the operands that were checked overlap, unless both have the name `read`.
-    pub(crate) fn all_apart(&mut self, read: &str) -> Result<(), Error> {
+    pub(crate) fn all_apart(&mut self, read: &str) -> Result {
         match overlap(&mut self.spans, read) {
             None => Ok(()),
             Some([output, other]) => Err(Error::Alias { operation: self.operation, output, other }),
@@ -165,7 +165,7 @@ impl Checks<'_> {
         what: &'static str,
         found: usize,
         limit: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         if found <= limit {
             return Ok(self);
         }
@@ -173,11 +173,7 @@ impl Checks<'_> {
     }
 
     /// A number in [0, 1).
-    pub(crate) fn below_one(
-        &mut self,
-        what: &'static str,
-        number: f32,
-    ) -> Result<&mut Self, Error> {
+    pub(crate) fn below_one(&mut self, what: &'static str, number: f32) -> Result<&mut Self> {
         if (0.0..1.0).contains(&number) {
             return Ok(self);
         }
@@ -191,7 +187,7 @@ impl Checks<'_> {
         operand: &'static str,
         found: [usize; 2],
         step: usize,
-    ) -> Result<&mut Self, Error> {
+    ) -> Result<&mut Self> {
         if found[1].is_multiple_of(step) {
             return Ok(self);
         }

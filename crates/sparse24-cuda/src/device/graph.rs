@@ -12,7 +12,7 @@ use std::{
 use cudarc::driver::{CudaContext, sys};
 
 use super::Device;
-use crate::Error;
+use crate::{Error, Result};
 
 /// A captured CUDA graph. It becomes stale when its device is reset.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Capturing`] if a capture is in progress; [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn start_capture(&mut self) -> Result<(), Error> {
+    pub fn start_capture(&mut self) -> Result {
         self.refuse_in_capture("a capture")?;
         self.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -64,7 +64,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Driver`], also if the work cannot be captured.
-    pub fn end_capture(&mut self) -> Result<Graph, Error> {
+    pub fn end_capture(&mut self) -> Result<Graph> {
         self.capturing = false;
         self.bind()?;
         let (mut graph, mut executable) = (null_mut(), null_mut());
@@ -85,7 +85,7 @@ impl Device {
     /// # Errors
     /// [`Error::Stale`] if the graph belongs to another device, or memory was freed since its
     /// capture; [`Error::Capturing`], [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn replay(&mut self, graph: &Graph) -> Result<(), Error> {
+    pub fn replay(&mut self, graph: &Graph) -> Result {
         if graph.mark != self.mark {
             return Err(Error::Stale { operation: "replay", operand: "the graph" });
         }
@@ -98,7 +98,7 @@ impl Device {
     }
 
     /// Refuses an operation that cannot be captured.
-    pub(crate) fn refuse_in_capture(&self, operation: &'static str) -> Result<(), Error> {
+    pub(crate) fn refuse_in_capture(&self, operation: &'static str) -> Result {
         if self.capturing { Err(Error::Capturing { operation }) } else { Ok(()) }
     }
 }

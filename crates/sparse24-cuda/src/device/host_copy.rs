@@ -13,7 +13,7 @@ use std::{
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::{Device, copy::Side};
-use crate::{Error, Matrix, error::driver_error};
+use crate::{Error, Matrix, Result, error::driver_error};
 
 const OPERATION: &str = "a copy to the host";
 
@@ -53,7 +53,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Stale`], [`Error::Capturing`], [`Error::Driver`].
-    pub fn copy_to_host(&mut self, from: &[Matrix<f32>]) -> Result<Option<HostCopy>, Error> {
+    pub fn copy_to_host(&mut self, from: &[Matrix<f32>]) -> Result<Option<HostCopy>> {
         self.refuse_in_capture(OPERATION)?;
         from.iter().try_for_each(|&matrix| self.check_live(OPERATION, "a matrix", matrix))?;
         self.bind()?;
@@ -85,7 +85,7 @@ impl Device {
         stream: &CudaStream,
         from: &[Matrix<f32>],
         to: &Pinned,
-    ) -> Result<CudaEvent, Error> {
+    ) -> Result<CudaEvent> {
         let queued = self.stream.record_event(None).map_err(copy_error)?;
         stream.wait(&queued).map_err(copy_error)?;
         let mut offset = 0;
@@ -104,7 +104,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Capturing`], [`Error::Driver`].
-    pub fn wait_for_copies(&mut self) -> Result<(), Error> {
+    pub fn wait_for_copies(&mut self) -> Result {
         let Some(copied) = &self.copies.copied else { return Ok(()) };
         self.refuse_in_capture("waiting for copies")?;
         self.stream.wait(copied).map_err(copy_error)?;
@@ -113,7 +113,7 @@ impl Device {
     }
 
     /// Pinned memory of at least this size: the spare one if it is large enough.
-    fn pinned(&self, bytes: usize) -> Result<Option<Pinned>, Error> {
+    fn pinned(&self, bytes: usize) -> Result<Option<Pinned>> {
         let spare =
             mem::take(&mut *self.copies.spare.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(pinned) = spare.filter(|pinned| pinned.bytes >= bytes) {
@@ -128,7 +128,7 @@ impl HostCopy {
     ///
     /// # Errors
     /// [`Error::Driver`], also for an earlier operation that failed.
-    pub fn read(self, mut to: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn read(self, mut to: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         self.copied.synchronize().map_err(copy_error)?;
         let pinned = self.pinned.as_ref().expect("taken only on drop");
         // SAFETY: the memory is page-aligned and holds this many floats, all written by the copy,
@@ -158,7 +158,7 @@ impl Drop for HostCopy {
 
 impl Pinned {
     /// Memory of this size, for the context that is bound; `None` if the host cannot pin so much.
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Option<Self>, Error> {
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Option<Self>> {
         // SAFETY: the context is bound. No flags: the host reads the memory, so it must be cached.
         match unsafe { result::malloc_host(bytes.max(1), 0) } {
             Ok(address) => Ok(Some(Self { address, bytes, context: Arc::clone(context) })),

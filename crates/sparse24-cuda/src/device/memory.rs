@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use cudarc::driver::{DriverError, result, sys};
 
 use super::{Device, STATE_WORDS, next_mark};
-use crate::{Error, Matrix, Scalar, error::driver_error};
+use crate::{Error, Matrix, Result, Scalar, error::driver_error};
 
 /// Allocations, in order.
 pub(super) struct Memory {
@@ -53,7 +53,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Capturing`], [`Error::Driver`].
-    pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>, Error> {
+    pub fn alloc<T: Scalar>(&mut self, name: &str, shape: [usize; 2]) -> Result<Matrix<T>> {
         let matrix = self.alloc_undefined(name, shape)?;
         let bytes = matrix.elements() * size_of::<T>();
         // SAFETY: the allocation has this many bytes.
@@ -71,7 +71,7 @@ impl Device {
         &mut self,
         name: &str,
         shape: [usize; 2],
-    ) -> Result<Matrix<T>, Error> {
+    ) -> Result<Matrix<T>> {
         self.refuse_in_capture("an allocation")?;
         self.bind()?;
         let bytes = shape[0]
@@ -98,7 +98,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Capturing`]; [`Error::Driver`], also for an earlier operation that failed.
-    pub fn reset(&mut self) -> Result<(), Error> {
+    pub fn reset(&mut self) -> Result {
         self.wait_for_copies()?;
         self.join()?;
         self.synchronize()?;

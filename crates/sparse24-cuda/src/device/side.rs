@@ -9,7 +9,7 @@ use std::{mem, sync::Arc};
 use cudarc::driver::DriverError;
 
 use super::Device;
-use crate::{Error, error::driver_error};
+use crate::{Error, Result, error::driver_error};
 
 /// Any priority above that of the stream of operations: blocks of this work are placed first.
 const PRIORITY: i32 = -1;
@@ -20,10 +20,7 @@ impl Device {
     ///
     /// # Errors
     /// The error of `work`; [`Error::Capturing`], [`Error::Driver`].
-    pub fn beside(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub fn beside(&mut self, work: impl FnOnce(&mut Self) -> Result) -> Result {
         self.refuse_in_capture("work beside operations")?;
         let side = match self.side.take() {
             Some(side) => side,
@@ -41,7 +38,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Capturing`], [`Error::Driver`].
-    pub fn join(&mut self) -> Result<(), Error> {
+    pub fn join(&mut self) -> Result {
         let Some(side) = &self.side else { return Ok(()) };
         self.refuse_in_capture("waiting for work beside operations")?;
         self.stream.join(side).map_err(side_error)

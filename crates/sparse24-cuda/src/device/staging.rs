@@ -6,7 +6,7 @@
 use cudarc::driver::CudaEvent;
 
 use super::{Device, copy::Side, host_copy::Pinned};
-use crate::{Error, Matrix, Scalar, error::driver_error};
+use crate::{Error, Matrix, Result, Scalar, error::driver_error};
 
 /// Ranges are handed out from the front to the back, then from the front again.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Device {
         to: Matrix<T>,
         elements: usize,
         write: impl FnOnce(&mut [T]),
-    ) -> Result<(), Error> {
+    ) -> Result {
         self.refuse_in_capture(OPERATION)?;
         self.check_live(OPERATION, "the matrix", to)?;
         if elements != to.elements() {
@@ -72,7 +72,7 @@ impl Device {
     }
 
     /// Pinned memory of this size; `None` if it is too large or cannot be pinned.
-    fn stage(&mut self, bytes: usize) -> Result<Option<*mut u8>, Error> {
+    fn stage(&mut self, bytes: usize) -> Result<Option<*mut u8>> {
         if bytes > LARGEST {
             return Ok(None);
         }

@@ -10,7 +10,7 @@ use cudarc::cublaslt::sys::{
     cudaStream_t,
 };
 
-use crate::{Error, library::Library, loader::functions};
+use crate::{Error, Result, library::Library, loader::functions};
 
 type Layout = cublasLtMatrixLayout_t;
 
@@ -59,7 +59,7 @@ pub(super) fn succeeded(status: cublasStatus_t) -> Result<(), cublasStatus_t> {
     if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(status) }
 }
 
-pub(super) fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Result<(), Error> {
+pub(super) fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Result {
     succeeded(status).map_err(|status| blas_error(what(), status))
 }
 

@@ -27,7 +27,7 @@ use super::{
     cublaslt::{self, blas_error, check, succeeded},
     key::{Key, Product},
 };
-use crate::{Device, Error, device::without_captures};
+use crate::{Device, Error, Result, device::without_captures};
 
 /// Bytes of the workspace.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -56,7 +56,7 @@ pub(super) struct Handle(cublasLtHandle_t);
 unsafe impl Send for Handle {}
 
 impl Handle {
-    pub(super) fn new(device: &Device) -> Result<Self, Error> {
+    pub(super) fn new(device: &Device) -> Result<Self> {
         cublaslt::load()?;
         device.bind()?;
         let mut handle = null_mut();
@@ -86,7 +86,7 @@ pub(super) struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    pub(super) fn new(key: &Key) -> Result<Self, Error> {
+    pub(super) fn new(key: &Key) -> Result<Self> {
         let [m, n, k] = key.sizes.map(|size| size as u64);
         let (transposed_a, transposed_b, output) = match key.product {
             Product::Forward | Product::ForwardBias => (TRANSPOSED, AS_IT_IS, CUDA_R_16BF),
@@ -144,7 +144,7 @@ impl Descriptors {
         &self,
         handle: &Handle,
         key: &Key,
-    ) -> Result<Vec<cublasLtMatmulAlgo_t>, Error> {
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         let said = |status| check(status, || format!("choosing algorithms for {key}"));
         let preference = Preference::new().map_err(|code| refused(key, code))?;
         said(preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64)))?;

@@ -9,7 +9,7 @@ use super::{
     descriptors::{Addresses, Descriptors, Handle, refused},
     key::Key,
 };
-use crate::{Device, Error};
+use crate::{Device, Error, Result};
 
 #[derive(Debug)]
 pub(super) struct Plans {
@@ -35,7 +35,7 @@ pub(super) struct Plan {
 }
 
 impl Plans {
-    pub(super) fn new(device: &Device) -> Result<Self, Error> {
+    pub(super) fn new(device: &Device) -> Result<Self> {
         Ok(Self { plans: BTreeMap::new(), handle: Handle::new(device)? })
     }
 
@@ -47,7 +47,7 @@ impl Plans {
         key: Key,
         addresses: &Addresses,
         accumulate: Accumulate,
-    ) -> Result<(), Error> {
+    ) -> Result {
         device.bind()?;
         // Measuring overwrites the output.
         let overwrites = accumulate == Accumulate::Overwrite;
@@ -73,7 +73,7 @@ impl Plans {
         key: Key,
         addresses: &Addresses,
         accumulate: Accumulate,
-    ) -> Result<Plan, Error> {
+    ) -> Result<Plan> {
         let descriptors = Descriptors::new(&key)?;
         let mut candidates = descriptors.candidates(&self.handle, &key)?;
         let none = || refused(&key, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -107,7 +107,7 @@ impl Plans {
         self.measured().map(|(key, plan)| (key.to_string(), words(plan))).collect()
     }
 
-    pub(super) fn add(&mut self, name: &str, text: &str) -> Result<(), Error> {
+    pub(super) fn add(&mut self, name: &str, text: &str) -> Result {
         let bad = |problem: &str| Error::Recorded { key: name.into(), problem: problem.into() };
         let key: Key = name.parse().map_err(|()| bad("the key is not a dense product"))?;
         let algorithm = words(text).ok_or_else(|| {

@@ -2,7 +2,7 @@
 //! out a plan.
 
 use crate::{
-    Architecture, Device, Error,
+    Architecture, Device, Error, Result,
     kernels::entry,
     launch::{Argument, Grid},
     layout::{BLOCK, BLOCK_METADATA, BLOCK_VALUES},
@@ -128,7 +128,7 @@ impl Schedule {
         operands: &[Argument],
         gather: &'static str,
         of_gather: &[Argument],
-    ) -> Result<(), Error> {
+    ) -> Result {
         let kernel = match suffix {
             "" => self.entry,
             _ => entry(&format!("{}{suffix}", self.entry)),
@@ -144,7 +144,7 @@ pub(super) fn schedule(
     architecture: Architecture,
     form: Form,
     shape @ [m, n, k]: [usize; 3],
-) -> Result<Schedule, Error> {
+) -> Result<Schedule> {
     const GATHERED_COLUMNS: u32 = 32;
     let tiling @ Tiling { rows: height, columns: width, sweep, split, parts, residents } =
         plan.tiling();

@@ -102,7 +102,7 @@ impl Record {
     /// system does not show it.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         has_config(path)?;
-        if !path.is_dir() {
+        if !disk::is_folder(path)? {
             return Err(RunDirectory::missing(path));
         }
         if !FILES.iter().any(|name| path.join(name).exists()) {
@@ -201,7 +201,9 @@ impl Record {
         let path = self.path.join(name);
         match disk::read_small(&path, LARGEST_FILE) {
             Ok(bytes) => return Some(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(_) if !path.exists() => self.problem(format!("{name} is missing")),
+            Err(_) if matches!(disk::exists(&path), Ok(false)) => {
+                self.problem(format!("{name} is missing"))
+            }
             Err(error) => self.problem(format!("{name} cannot be read: {error}")),
         }
         None
@@ -258,8 +260,10 @@ impl Record {
                 salvaged.first
             )),
             Ok(_) => {}
-            Err(error) if path.exists() => self.problem(error.to_string()),
-            Err(_) => return self.problem("metrics.jsonl is missing, so there are no curves"),
+            Err(_) if matches!(disk::exists(&path), Ok(false)) => {
+                return self.problem("metrics.jsonl is missing, so there are no curves");
+            }
+            Err(error) => self.problem(error.to_string()),
         }
         if lost > 0 {
             let (lost, last, are) = (missing(lost), self.last_step(), is(lost));

@@ -86,10 +86,10 @@ impl Folder {
         disk::sync_directory(disk::parent(path))?;
         let confined = disk::confine(path)?;
         let file = path.join(name);
-        let is_there = disk::exists(&file);
+        let is_there = disk::exists(&file)?;
         let is_empty = disk::read_small(&file, 0).is_ok();
         // The results are written after it.
-        if (is_empty || !is_there) && disk::exists(&file.with_extension("json")) {
+        if (is_empty || !is_there) && disk::exists(&file.with_extension("json"))? {
             let problem = format!(
                 "has lost its {name}; start the same command with another --out, stop it, and copy \
                  {name} from there"

@@ -96,7 +96,7 @@ pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Er
     let Member { config, until, .. } = member;
     let tokens = tokens_of(config);
     let (mut last, mut samples, mut rates, mut seconds) = (None, Vec::new(), Vec::new(), 0.0);
-    let steps = disk::exists(&metrics).then(|| MetricsLog::steps(&metrics)).transpose()?;
+    let steps = disk::exists(&metrics)?.then(|| MetricsLog::steps(&metrics)).transpose()?;
     for (step, number) in steps.into_iter().flatten().zip(1..) {
         let mut step = step.map_err(again)?;
         if step.step > member.until {
@@ -170,7 +170,7 @@ pub(crate) fn builds(results: &[Option<RunResult>]) -> Vec<Build> {
 }
 
 fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
-    if !disk::exists(path) {
+    if !disk::exists(path)? {
         return Ok(None);
     }
     let text = disk::read_small(path, 1 << 16)?;

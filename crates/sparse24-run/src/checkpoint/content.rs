@@ -20,7 +20,7 @@ use super::{
     version1,
 };
 use crate::{
-    Error, disk, json,
+    Error, Result, disk, json,
     tensors::{self, Layout, TensorFile, first_non_finite},
 };
 
@@ -170,7 +170,7 @@ impl Checkpoint {
     }
 
     /// Refuses what [`load`] would refuse if it were written into this directory.
-    pub(crate) fn check(&self, directory: &Path) -> Result<(), Error> {
+    pub(crate) fn check(&self, directory: &Path) -> Result {
         if let Some(problem) = self.contradiction() {
             return Err(Error::file(directory, problem));
         }
@@ -191,7 +191,7 @@ impl Checkpoint {
     }
 
     /// Refuses values that must not be written.
-    fn check_finite(&self) -> Result<(), Error> {
+    fn check_finite(&self) -> Result {
         for tensor in self.stored() {
             let Data::F32(values) = tensor.data else { continue };
             if let Some(element) = first_non_finite(values) {
@@ -253,7 +253,7 @@ impl Checkpoint {
     }
 
     /// Writes the four files and then the manifest into an existing directory.
-    pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
+    pub(crate) fn write(&self, directory: &Path) -> Result {
         let mut files = BTreeMap::new();
         for (name, metadata) in TENSORS {
             let (header, tensors) = self.file(name, metadata);
@@ -291,7 +291,7 @@ impl Checkpoint {
 /// [`Error::File`] names the file, and the tensor and bytes where there are any: a file that is
 /// damaged, cut or not in the manifest, an unknown format version, or contents that contradict each
 /// other. [`Error::Io`] if a file cannot be read.
-pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
+pub fn load(checkpoint: &Path) -> Result<Checkpoint> {
     let manifest = Manifest::open(checkpoint)?;
     manifest.prove(checkpoint)?;
     let state = state_of(checkpoint, &manifest)?;
@@ -335,18 +335,18 @@ pub fn load(checkpoint: &Path) -> Result<Checkpoint, Error> {
 }
 
 /// The number of rows of a weight of a checkpoint that was proved; 0 without the weight.
-pub(crate) fn rows(checkpoint: &Path, weight: &str) -> Result<usize, Error> {
+pub(crate) fn rows(checkpoint: &Path, weight: &str) -> Result<usize> {
     let file = TensorFile::open(&checkpoint.join(MODEL))?;
     let found = file.entries.iter().find(|entry| entry.name == weight);
     Ok(found.and_then(|entry| entry.shape.first().copied()).unwrap_or(0))
 }
 
 /// The state alone, proved by nothing but the manifest's step.
-pub(crate) fn read_state(checkpoint: &Path) -> Result<State, Error> {
+pub(crate) fn read_state(checkpoint: &Path) -> Result<State> {
     state_of(checkpoint, &Manifest::open(checkpoint)?)
 }
 
-fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
+fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State> {
     let path = checkpoint.join(STATE);
     let text = disk::read_small(&path, STATE_LIMIT)?;
     let state: State = match manifest.format_version {
@@ -365,8 +365,8 @@ fn state_of(checkpoint: &Path, manifest: &Manifest) -> Result<State, Error> {
 
 fn read_tensors<V>(
     path: &Path,
-    read: impl Fn(&TensorFile, &tensors::Entry) -> Result<V, Error>,
-) -> Result<Vec<NamedTensor<V>>, Error> {
+    read: impl Fn(&TensorFile, &tensors::Entry) -> Result<V>,
+) -> Result<Vec<NamedTensor<V>>> {
     let file = TensorFile::open(path)?;
     let tensor = |entry: &tensors::Entry| {
         let values = read(&file, entry)?;
@@ -375,7 +375,7 @@ fn read_tensors<V>(
     file.entries.iter().map(tensor).collect()
 }
 
-fn values(file: &TensorFile, entry: &tensors::Entry) -> Result<Values, Error> {
+fn values(file: &TensorFile, entry: &tensors::Entry) -> Result<Values> {
     match entry.dtype {
         Dtype::U32 => file.integers(entry, Dtype::U32, u32::from_le_bytes).map(Values::U32),
         Dtype::U16 => file.integers(entry, Dtype::U16, u16::from_le_bytes).map(Values::U16),
@@ -383,7 +383,7 @@ fn values(file: &TensorFile, entry: &tensors::Entry) -> Result<Values, Error> {
     }
 }
 
-fn read_masks(path: &Path) -> Result<Vec<(String, Mask)>, Error> {
+fn read_masks(path: &Path) -> Result<Vec<(String, Mask)>> {
     let tiles = |file: &TensorFile, entry: &tensors::Entry| {
         let lengths: Vec<_> = entry.shape.iter().map(|length| length.checked_mul(4)).collect();
         let &[Some(rows), Some(columns)] = lengths.as_slice() else {

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, io::Read, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::Fingerprint;
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// The format version that this build writes. It reads this one and all before it.
 pub const FORMAT_VERSION: u32 = 2;
@@ -67,7 +67,7 @@ impl Manifest {
     }
 
     /// The bytes of the manifest, refused if they exceed the limit for reading one.
-    pub(crate) fn seal(&self, directory: &Path) -> Result<Vec<u8>, Error> {
+    pub(crate) fn seal(&self, directory: &Path) -> Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self).expect("strings and integers are JSON");
         bytes.truncate(bytes.len() - b"\n}".len());
         bytes.extend_from_slice(BEFORE);
@@ -81,7 +81,7 @@ impl Manifest {
     }
 
     /// Verifies the checksum, then parses.
-    pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
+    pub(crate) fn open(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST);
         let mut bytes = disk::read_small(&path, LIMIT)?;
         let refuse = |problem: String| Err(Error::file(&path, problem));
@@ -123,7 +123,7 @@ impl Manifest {
     }
 
     /// Verifies the size and the hashes of every file.
-    pub(crate) fn prove(&self, directory: &Path) -> Result<(), Error> {
+    pub(crate) fn prove(&self, directory: &Path) -> Result {
         self.files.iter().try_for_each(|(name, parts)| parts.prove(&directory.join(name)))
     }
 }
@@ -149,17 +149,14 @@ impl Parts {
         self.0.last().map_or(0, |part| part.end)
     }
 
-    fn prove(&self, path: &Path) -> Result<(), Error> {
+    fn prove(&self, path: &Path) -> Result {
         let (mut file, size) = disk::open(path)?;
         let expected = self.size();
         if size != expected {
             let cut = self.0.iter().find(|part| part.end > size).filter(|_| size < expected);
             let within =
                 cut.map_or_else(String::new, |part| format!(", which is within {:?}", part.name));
-            return Err(Error::file(
-                path,
-                format!("ends at byte {size}, but the manifest says {expected}{within}"),
-            ));
+            bail!(path, "ends at byte {size}, but the manifest says {expected}{within}");
         }
         let mut begin = 0;
         for Part { name, end, blake3 } in &self.0 {
@@ -168,10 +165,7 @@ impl Parts {
                 .update_reader((&mut file).take(end.saturating_sub(begin)))
                 .map_err(|e| Error::io("read", path, e))?;
             if Fingerprint::from(hasher.finalize()) != *blake3 {
-                return Err(Error::file(
-                    path,
-                    format!("is damaged in {name:?}, bytes {begin}..{end}"),
-                ));
+                bail!(path, "is damaged in {name:?}, bytes {begin}..{end}");
             }
             begin = *end;
         }
@@ -185,7 +179,7 @@ impl Parts {
 /// # Errors
 /// [`Error::File`] names the file and, in a damaged tensor file, the tensor and its bytes;
 /// [`Error::Io`] if one cannot be read.
-pub fn verify(checkpoint: &Path) -> Result<(), Error> {
+pub fn verify(checkpoint: &Path) -> Result {
     Manifest::open(checkpoint)?.prove(checkpoint)
 }
 
@@ -198,7 +192,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn create(path: std::path::PathBuf) -> Result<Self, Error> {
+    pub(crate) fn create(path: std::path::PathBuf) -> Result<Self> {
         Ok(Self {
             file: disk::NewFile::create(path)?,
             hasher: blake3::Hasher::new(),
@@ -207,7 +201,7 @@ impl Recorder {
         })
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result {
         self.file.write(bytes)?;
         self.hasher.update(bytes);
         self.size += bytes.len() as u64;
@@ -222,7 +216,7 @@ impl Recorder {
     }
 
     /// Syncs the file and returns its parts.
-    pub(crate) fn finish(self) -> Result<Parts, Error> {
+    pub(crate) fn finish(self) -> Result<Parts> {
         self.file.sync()?;
         Ok(Parts(self.parts))
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{Checkpoint, Retention, retain, save};
-use crate::Error;
+use crate::{Error, Result};
 
 /// Writes the checkpoints of one directory.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Saver {
     spare: Option<Checkpoint>,
 }
 
-type Written = (Option<Checkpoint>, Result<PathBuf, Error>);
+type Written = (Option<Checkpoint>, Result<PathBuf>);
 
 impl Saver {
     /// A saver with nothing in flight.
@@ -40,11 +40,11 @@ impl Saver {
     /// If a save is in flight.
     pub fn begin(
         &mut self,
-        checkpoint: impl FnOnce() -> Result<Checkpoint, Error> + Send + 'static,
+        checkpoint: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
         retention: Retention,
-        before: impl FnOnce() -> Result<(), Error> + Send + 'static,
-        after: impl FnOnce(&Path) -> Result<(), Error> + Send + 'static,
-    ) -> Result<(), Error> {
+        before: impl FnOnce() -> Result + Send + 'static,
+        after: impl FnOnce(&Path) -> Result + Send + 'static,
+    ) -> Result {
         assert!(self.in_flight.is_none(), "one save is in flight at a time");
         let directory = self.directory.clone();
         let write = move || {
@@ -77,7 +77,7 @@ impl Saver {
     ///
     /// # Errors
     /// Errors of the thread: from the snapshot, `before`, [`save`] and [`retain`].
-    pub fn wait(&mut self) -> Result<Option<PathBuf>, Error> {
+    pub fn wait(&mut self) -> Result<Option<PathBuf>> {
         let Some(thread) = self.in_flight.take() else { return Ok(None) };
         let (checkpoint, written) = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
         self.spare = checkpoint;

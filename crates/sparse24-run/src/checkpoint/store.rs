@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{Checkpoint, State, content::read_state, manifest::Manifest};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 const FINAL: &str = "step-";
 const UNFINISHED: &str = ".tmp-";
@@ -33,12 +33,12 @@ const DAMAGED: &str = "damaged-";
 /// without its weight, too many tensors or settings. [`Error::NonFiniteCheckpoint`] names the first
 /// value that is NaN or infinite; [`Error::Room`] if the disk has no space for the tensors. All are
 /// found before anything is written. [`Error::Io`] if the disk is full or fails.
-pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
+pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     let step = checkpoint.state.step;
     let name = directory_name(step);
     let target = directory.join(&name);
     checkpoint.check(&target).map_err(|error| error.advising("; nothing was written"))?;
-    if !disk::exists(directory) {
+    if !disk::exists(directory)? {
         disk::create_directory(directory)?;
         disk::sync_directory(disk::parent(directory))?;
     }
@@ -60,8 +60,8 @@ pub fn save(directory: &Path, checkpoint: &Checkpoint) -> Result<PathBuf, Error>
 }
 
 /// Gives a complete directory its final name.
-fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error> {
-    let replaces = disk::exists(target);
+fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result {
+    let replaces = disk::exists(target)?;
     if replaces {
         disk::rename(target, predecessor)?;
     }
@@ -77,7 +77,7 @@ fn place(complete: &Path, target: &Path, predecessor: &Path) -> Result<(), Error
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn recover(directory: &Path) -> Result<(), Error> {
+pub fn recover(directory: &Path) -> Result {
     for name in names(directory)? {
         let path = directory.join(&name);
         if name.strip_prefix(UNFINISHED).is_some_and(|rest| rest.starts_with(FINAL)) {
@@ -86,7 +86,7 @@ pub fn recover(directory: &Path) -> Result<(), Error> {
             name.strip_prefix(PREDECESSOR).filter(|rest| step_of_name(rest).is_some())
         {
             let target = directory.join(step);
-            if disk::exists(&target) {
+            if disk::exists(&target)? {
                 disk::remove_directory(&path)?
             } else {
                 disk::rename(&path, &target)?
@@ -110,7 +110,7 @@ pub struct Latest {
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed, or the operating system refuses to read a
 /// checkpoint, which may be intact; a directory that does not exist holds none.
-pub fn latest(directory: &Path) -> Result<Latest, Error> {
+pub fn latest(directory: &Path) -> Result<Latest> {
     let mut refused = Vec::new();
     for (step, path) in checkpoints(directory)?.into_iter().rev() {
         match proved(&path, step) {
@@ -130,7 +130,7 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// Verifies a checkpoint and that its step is that of its name.
-fn proved(path: &Path, step: u32) -> Result<(), Error> {
+fn proved(path: &Path, step: u32) -> Result {
     let manifest = Manifest::open(path)?;
     manifest.prove(path)?;
     if manifest.step == step {
@@ -162,7 +162,7 @@ impl Retention {
 ///
 /// # Errors
 /// The newest one's error if it does not verify: then nothing is removed. [`Error::Io`].
-pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error> {
+pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>> {
     let mut all = checkpoints(directory)?;
     let kept = all.split_off(all.len().saturating_sub(retention.last.get()));
     all.retain(|&(step, _)| !retention.keeps(step));
@@ -185,7 +185,7 @@ pub fn retain(directory: &Path, retention: &Retention) -> Result<Vec<u32>, Error
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
-pub fn count(directory: &Path) -> Result<usize, Error> {
+pub fn count(directory: &Path) -> Result<usize> {
     Ok(checkpoints(directory)?.len())
 }
 
@@ -193,7 +193,7 @@ pub fn count(directory: &Path) -> Result<usize, Error> {
 ///
 /// # Errors
 /// [`Error::Io`] if the directory cannot be listed; one that does not exist holds none.
-pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
+pub fn states(directory: &Path) -> Result<Vec<State>> {
     let all = checkpoints(directory)?.into_iter();
     Ok(all
         .filter_map(|(step, path)| read_state(&path).ok().filter(|state| state.step == step))
@@ -201,9 +201,12 @@ pub fn states(directory: &Path) -> Result<Vec<State>, Error> {
 }
 
 /// The checkpoint of this step, not verified, if there is one.
-#[must_use]
-pub fn named(directory: &Path, step: u32) -> Option<PathBuf> {
-    Some(directory.join(directory_name(step))).filter(|path| disk::exists(path))
+///
+/// # Errors
+/// [`Error::Io`] where the system does not show it.
+pub fn named(directory: &Path, step: u32) -> Result<Option<PathBuf>> {
+    let path = directory.join(directory_name(step));
+    Ok(disk::exists(&path)?.then_some(path))
 }
 
 /// Renames the checkpoints of steps beyond `step` to `damaged-step-N.1`, or `.2` where that is
@@ -214,14 +217,13 @@ pub fn named(directory: &Path, step: u32) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>, Error> {
+pub fn set_aside_after(directory: &Path, step: u32) -> Result<Vec<u32>> {
     let later = checkpoints(directory)?.into_iter().filter(|&(later, _)| later > step);
     later
         .map(|(step, path)| {
             let name =
                 |number: u32| directory.join(format!("{DAMAGED}{}.{number}", directory_name(step)));
-            let aside =
-                (1..).map(name).find(|aside| !disk::exists(aside)).expect("some name is free");
+            let aside = disk::unused((1..).map(name))?;
             disk::rename(&path, &aside)?;
             Ok(step)
         })
@@ -244,7 +246,7 @@ fn directory_name(step: u32) -> String {
 }
 
 /// Checkpoints by ascending step.
-fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
+fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>> {
     let mut found: Vec<_> = names(directory)?
         .into_iter()
         .filter_map(|name| Some((step_of_name(&name)?, directory.join(name))))
@@ -254,6 +256,6 @@ fn checkpoints(directory: &Path) -> Result<Vec<(u32, PathBuf)>, Error> {
 }
 
 /// The names in a directory; those that are not UTF-8 are not ours.
-fn names(directory: &Path) -> Result<Vec<String>, Error> {
+fn names(directory: &Path) -> Result<Vec<String>> {
     Ok(disk::names(directory)?.into_iter().flat_map(OsString::into_string).collect())
 }

@@ -1,6 +1,6 @@
 //! Tensors of a checkpoint in host memory.
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// A named host tensor, row-major: f32, or with [`Values`] of any stored type.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +20,7 @@ pub(super) fn fills(shape: &[usize], values: usize) -> bool {
 
 impl NamedTensor {
     /// Refuses values that do not fill their shape.
-    pub(crate) fn check_length(&self) -> Result<(), Error> {
+    pub(crate) fn check_length(&self) -> Result {
         if fills(&self.shape, self.values.len()) {
             return Ok(());
         }
@@ -29,7 +29,7 @@ impl NamedTensor {
     }
 
     /// Refuses weights that are given to a model and do not fill their shape, or are not finite.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result {
         self.check_length()?;
         let Some(at) = self.values.iter().position(|value| !value.is_finite()) else {
             return Ok(());

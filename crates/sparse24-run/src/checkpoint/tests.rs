@@ -16,7 +16,7 @@ use super::{
     manifest::{MANIFEST, MASKS, MODEL, OPTIMIZER, STATE},
     *,
 };
-use crate::{Error, ErrorKind, error::problem};
+use crate::{Error, ErrorKind, Result, error::problem};
 
 mod damage;
 mod faults;
@@ -109,7 +109,7 @@ fn a_saver_takes_its_checkpoint_when_it_is_copied() {
 }
 
 /// Saves and removes all but the newest, as a run does that keeps one.
-fn rotate(at: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
+fn rotate(at: &Path, checkpoint: &Checkpoint) -> Result {
     save(at, checkpoint)?;
     retain(at, &Retention { last: NonZeroUsize::MIN, every: 0, always: Vec::new() }).map(drop)
 }

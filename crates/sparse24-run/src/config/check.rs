@@ -9,7 +9,7 @@ use super::{
     unknown::refuse,
 };
 use crate::{
-    Error,
+    Error, Result,
     data::{FEWEST, TokenizerKind, is_shards},
     images::Augmentation,
     task::Labels,
@@ -35,7 +35,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] names the first key that is wrong.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result {
         let length = self.to_toml().len() as u64;
         if length > LONGEST {
             let problem = format!(
@@ -163,7 +163,7 @@ impl Config {
     }
 
     /// Refuses settings of images for a model of text, and those that are none.
-    fn check_images(&self) -> Result<(), Error> {
+    fn check_images(&self) -> Result {
         let Self { model, augmentation, .. } = self;
         let zero_to_one = |rate: f32| (0.0..=1.0).contains(&rate);
         let alpha = |alpha: f32| alpha == 0.0 || (0.05..=2.0).contains(&alpha);
@@ -217,7 +217,7 @@ impl Config {
     }
 
     /// Refuses settings of translation for another model, and those that are none.
-    fn check_translation(&self) -> Result<(), Error> {
+    fn check_translation(&self) -> Result {
         let Self { model, data, .. } = self;
         if model.kind != ModelKind::Transformer {
             if model.kind != ModelKind::Deit && model.label_smoothing != 0.0 {
@@ -269,7 +269,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
-    pub fn check_corpus(&self) -> Result<(), Error> {
+    pub fn check_corpus(&self) -> Result {
         if self.data.path.is_empty() && self.model.kind == ModelKind::Deit {
             let problem = "a DeiT needs images: name a folder with --data that holds train and \
                 val, each with a folder of JPEG or PNG images for each class";
@@ -350,7 +350,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown name, and for a backend that this build lacks.
-    pub fn backend_entry(&self) -> Result<&'static BackendEntry, Error> {
+    pub fn backend_entry(&self) -> Result<&'static BackendEntry> {
         named(&self.backend.name, BACKENDS)
     }
 
@@ -359,7 +359,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown name or choice.
-    pub fn method_value(&self) -> Result<Method, Error> {
+    pub fn method_value(&self) -> Result<Method> {
         let (mut method, accumulation) = (self.method.value()?, self.gradient_accumulation());
         for phase in &mut method.phases {
             phase.until = phase.until.map(|share| accumulation.share_of_steps(share));
@@ -381,7 +381,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Setting`] for an unknown method or choices that contradict each other.
-    pub fn recipe(&self, vocabulary: usize) -> Result<Recipe, Error> {
+    pub fn recipe(&self, vocabulary: usize) -> Result<Recipe> {
         let Self { model, optimizer, batch, .. } = self;
         let &ModelConfig { layers, heads, d_model, sequence_length, activation, sparsify, .. } =
             model;
@@ -470,7 +470,7 @@ impl Config {
 }
 
 /// The backend of this name, of those of a build.
-fn named<'a>(name: &str, built: &'a [BackendEntry]) -> Result<&'a BackendEntry, Error> {
+fn named<'a>(name: &str, built: &'a [BackendEntry]) -> Result<&'a BackendEntry> {
     built.iter().find(|entry| entry.name == name).ok_or_else(|| {
         if !BACKEND_NAMES.contains(&name) {
             return unknown("backend.name", name, BACKEND_NAMES.into_iter());

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use toml::{Table, Value};
 
 use super::{Config, preset, renamed, unknown};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// The key in errors about the top level.
 const ROOT: &str = "configuration";
@@ -39,8 +39,8 @@ pub fn dotted(document: Table) -> BTreeMap<String, String> {
 }
 
 /// Refuses whole numbers that TOML cannot hold: no configuration could be read with them.
-pub(super) fn check_whole_numbers(config: &Config) -> Result<(), Error> {
-    fn check(value: &serde_json::Value, key: &str) -> Result<(), Error> {
+pub(super) fn check_whole_numbers(config: &Config) -> Result {
+    fn check(value: &serde_json::Value, key: &str) -> Result {
         if let Some(section) = value.as_object() {
             let dotted = |name: &String| [key, name].join(".");
             return section.iter().try_for_each(|(name, value)| check(value, &dotted(name)));
@@ -66,11 +66,7 @@ pub fn table_of(config: &Config) -> Table {
 }
 
 /// The document, overlaid on the settings `given` and the preset that it names, or else `preset`.
-pub(super) fn on_preset(
-    preset: Option<&str>,
-    given: &[String],
-    document: Table,
-) -> Result<Config, Error> {
+pub(super) fn on_preset(preset: Option<&str>, given: &[String], document: Table) -> Result<Config> {
     let named = document.get("preset").and_then(Value::as_str);
     if let (Some(named), Some(preset)) = (named, preset)
         && named != preset
@@ -85,7 +81,7 @@ pub(super) fn on_preset(
 }
 
 /// Parses a whole configuration.
-pub(super) fn from_table(table: Table) -> Result<Config, Error> {
+pub(super) fn from_table(table: Table) -> Result<Config> {
     Value::Table(table).try_into().map_err(|error: toml::de::Error| {
         // The library names the key only in its last line.
         let text = error.to_string();
@@ -168,7 +164,7 @@ pub fn meant(name: &str) -> Option<String> {
 }
 
 /// Reads the TOML document of a file; `expected` describes such a file in errors.
-pub fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
+pub fn read_table(path: &Path, expected: &str) -> Result<Table> {
     let refuse = |line: usize, problem: &str| {
         Error::setting(format!("line {line}"), problem.replace('\n', ", "))
     };
@@ -181,7 +177,7 @@ pub fn read_table(path: &Path, expected: &str) -> Result<Table, Error> {
 }
 
 /// Overlays `base`, whose keys are all the known ones, with `over`.
-pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(), Error> {
+pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result {
     for (key, value) in over {
         let dotted = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
         if !base.contains_key(&key) {
@@ -209,7 +205,7 @@ pub(super) fn overlay(base: &mut Table, over: Table, prefix: &str) -> Result<(),
 }
 
 /// The value in the type of the one it replaces; an integer may replace a float.
-fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
+fn converted(key: &str, known: &Value, value: Value) -> Result<Value> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
         (Value::Float(_), Value::Float(large))
@@ -249,7 +245,7 @@ fn converted(key: &str, known: &Value, value: Value) -> Result<Value, Error> {
 }
 
 /// Applies `a.b=value`. The value is TOML, or where the key holds a string, any text.
-pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table, Error> {
+pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table> {
     let Some((key, text)) = setting.split_once('=') else {
         return Err(Error::setting(setting, "expected KEY=VALUE, but there is no '='"));
     };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sparse24_core::phase::{Fraction, Refresh};
 
 use super::unknown;
-use crate::Error;
+use crate::{Error, Result};
 use sparse24_train::{
     method::{
         Method, PRESETS, Phase,
@@ -69,7 +69,7 @@ impl MethodConfig {
     }
 
     /// The method as a value.
-    pub(super) fn value(&self) -> Result<Method, Error> {
+    pub(super) fn value(&self) -> Result<Method> {
         let Self { name, lambda, refresh, decay, forward, dgrad, wgrad, phases, d_ff_ratio } = self;
         let mut method = Method::preset(name, *lambda).ok_or_else(|| {
             unknown("method.name", name, PRESETS.iter().map(|preset| preset.name))
@@ -129,7 +129,7 @@ impl MethodConfig {
 }
 
 /// Parses a phase of the list; `sparse` has the operands of those that are not dense.
-fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
+fn phase(text: &str, sparse: Phase) -> Result<Phase> {
     const KEY: &str = "method.phases";
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
         let kinds = <(PhaseOperands, AdamVariant)>::WORDS.iter().map(|(word, _)| *word);
@@ -152,7 +152,7 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase, Error> {
     }
 }
 
-fn chosen<C: Choice>(key: &str, word: &str) -> Result<Option<C>, Error> {
+fn chosen<C: Choice>(key: &str, word: &str) -> Result<Option<C>> {
     if word.is_empty() {
         return Ok(None);
     }
@@ -161,7 +161,7 @@ fn chosen<C: Choice>(key: &str, word: &str) -> Result<Option<C>, Error> {
         .ok_or_else(|| unknown(key, word, C::WORDS.iter().map(|(known, _)| *known)))
 }
 
-fn narrowed(ratio: &str) -> Result<Fraction, Error> {
+fn narrowed(ratio: &str) -> Result<Fraction> {
     let fraction: Option<Fraction> =
         ratio.parse().ok().filter(|fraction: &Fraction| fraction.numerator() > 0);
     fraction.ok_or_else(|| {

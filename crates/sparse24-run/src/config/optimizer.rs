@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::unknown::refuse;
-use crate::Error;
+use crate::Result;
 use sparse24_train::{
     limits,
     nn::NoWeightDecay,
@@ -64,7 +64,7 @@ impl OptimizerConfig {
     }
 
     /// Checks the keys of the section against each other, and shares against their ranges.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result {
         // These have all numbers of the rules, the one that is used and the others.
         for name in [OptimizerName::AdamW, OptimizerName::Sgd] {
             limits::rule(&self.rule(name))?;

@@ -1,6 +1,6 @@
 //! Errors about unknown names.
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// "X is not known; did you mean Y?", with the nearest known name where at most a third of the
 /// letters differ.
@@ -25,10 +25,6 @@ pub fn unknown<'a>(key: &str, found: &str, known: impl Iterator<Item = &'a str> 
 }
 
 /// The error of a key whose value is not the expected one.
-pub(super) fn refuse(
-    key: &str,
-    expected: &str,
-    found: impl std::fmt::Display,
-) -> Result<(), Error> {
+pub(super) fn refuse(key: &str, expected: &str, found: impl std::fmt::Display) -> Result {
     Err(Error::setting(key, format!("expected {expected}, found {found}")))
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Dataset, Draw};
-use crate::Error;
+use crate::Result;
 use sparse24_train::schedule::GradientAccumulation;
 
 /// Reads the value that is expected next, by its key, on a thread of its own.
@@ -17,7 +17,7 @@ use sparse24_train::schedule::GradientAccumulation;
 pub(crate) struct Ahead<K, T>(Mutex<Option<Reading<K, T>>>);
 
 /// The key of a value, and the thread that reads it.
-type Reading<K, T> = (K, JoinHandle<Result<T, Error>>);
+type Reading<K, T> = (K, JoinHandle<Result<T>>);
 
 impl<K, T> Default for Ahead<K, T> {
     fn default() -> Self {
@@ -34,8 +34,8 @@ impl<K: Copy + PartialEq + Send + 'static, T: Send + 'static> Ahead<K, T> {
         &self,
         key: K,
         following: K,
-        read: impl Fn(K) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
+        read: impl Fn(K) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let mut next = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = match next.take() {
             Some((expected, thread)) if expected == key => {
@@ -80,7 +80,7 @@ impl ReadAhead {
         draw: Draw,
         inputs: &mut Vec<u32>,
         targets: &mut Vec<u32>,
-    ) -> Result<(), Error> {
+    ) -> Result {
         let share = |step| self.accumulation.share(step, self.rank, self.world);
         let following = match draw.micro_step + 1 {
             micro_step if micro_step < share(draw.step).end => Draw { micro_step, ..draw },

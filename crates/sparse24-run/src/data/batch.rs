@@ -6,7 +6,7 @@
 use sparse24_core::philox::{Purpose, Site, Stream};
 
 use super::{Dataset, Split};
-use crate::Error;
+use crate::Result;
 use sparse24_train::backend::op::HeadLoss;
 
 /// Which windows a micro-step sees.
@@ -39,12 +39,7 @@ impl Dataset {
     ///
     /// # Panics
     /// For a dataset that [`Dataset::check_context`] refuses.
-    pub fn batch(
-        &self,
-        draw: Draw,
-        inputs: &mut Vec<u32>,
-        targets: &mut Vec<u32>,
-    ) -> Result<(), Error> {
+    pub fn batch(&self, draw: Draw, inputs: &mut Vec<u32>, targets: &mut Vec<u32>) -> Result {
         let Draw { seed, step, micro_step, sequences, context } = draw;
         let tokens = self.train();
         assert!(
@@ -135,7 +130,7 @@ impl EvaluationWindows<'_> {
         sequences: usize,
         inputs: &mut Vec<u32>,
         targets: &mut Vec<u32>,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize> {
         inputs.clear();
         targets.clear();
         let mut counted = 0;

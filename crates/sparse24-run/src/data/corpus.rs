@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::files::{check_text, is_plain, list, no_text};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// The share of a corpus that is held out unless the configuration says otherwise.
 pub const VALIDATION_FRACTION: f64 = 0.1;
@@ -56,7 +56,7 @@ impl Corpus {
     /// # Errors
     /// [`Error::Io`] for what cannot be read, [`Error::File`] naming the file and byte offset for
     /// what is not UTF-8, for no text at all, and for a path that does not exist.
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self> {
         let expected = "a text file, a folder of them, or a folder of token shards";
         let kind =
             fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
@@ -75,13 +75,10 @@ impl Corpus {
     ///
     /// # Errors
     /// [`Error::File`] for no text at all.
-    pub fn from_text(text: String, source: impl Into<PathBuf>) -> Result<Self, Error> {
+    pub fn from_text(text: String, source: impl Into<PathBuf>) -> Result<Self> {
         let source = source.into();
         if text.trim().is_empty() {
-            return Err(Error::file(
-                source,
-                "holds no text; a corpus needs at least one sequence and a token",
-            ));
+            bail!(source, "holds no text; a corpus needs at least one sequence and a token");
         }
         Ok(Self { text, source })
     }
@@ -105,7 +102,7 @@ impl Corpus {
     /// # Errors
     /// [`Error::Setting`] for a fraction outside of (0, 1); [`Error::File`] if either part would be
     /// empty.
-    pub fn split(&self, validation: f64) -> Result<[&str; 2], Error> {
+    pub fn split(&self, validation: f64) -> Result<[&str; 2]> {
         if !(validation > 0.0 && validation < 1.0) {
             return Err(Error::setting(
                 "data.validation_share",
@@ -116,11 +113,11 @@ impl Corpus {
         // Rounding to f64 is nanoGPT's too; it is exact below 2^53 characters.
         let kept = (characters as f64 * (1.0 - validation)) as usize;
         if kept == 0 || kept >= characters {
-            let problem = format!(
+            bail!(
+                &self.source,
                 "{characters} characters are too few to hold out a share of {validation} for \
                     validation"
             );
-            return Err(Error::file(&self.source, problem));
         }
         let at = self.text.char_indices().nth(kept).map_or(self.text.len(), |(at, _)| at);
         let (head, tail) = self.text.split_at(at);
@@ -128,11 +125,13 @@ impl Corpus {
     }
 }
 
-fn read(path: &Path) -> Result<String, Error> {
+fn read(path: &Path) -> Result<String> {
     if !is_plain(path) {
-        let problem = "is JSON lines, Parquet or compressed, which `sparse24 prepare` reads; train \
-                       on the folder that it writes";
-        return Err(Error::file(path, problem));
+        bail!(
+            path,
+            "is JSON lines, Parquet or compressed, which `sparse24 prepare` reads; train \
+                       on the folder that it writes"
+        );
     }
     let bytes = disk::read(path)?;
     check_text(path, &bytes)?;

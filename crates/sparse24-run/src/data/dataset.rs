@@ -13,7 +13,7 @@ use super::{
     fingerprint::content,
     folder::{Folder, Opening, Scan, is_shards},
 };
-use crate::Error;
+use crate::{Error, Result};
 
 /// Token ids for training and for validation, and what they mean. A clone shares the tokens.
 #[derive(Debug, Clone)]
@@ -47,11 +47,7 @@ impl Dataset {
     ///
     /// # Errors
     /// Like [`Corpus::open`], [`Dataset::from_corpus`] and [`Dataset::from_folder`].
-    pub fn open(
-        path: Option<&Path>,
-        kind: Option<TokenizerKind>,
-        validation: f64,
-    ) -> Result<Self, Error> {
+    pub fn open(path: Option<&Path>, kind: Option<TokenizerKind>, validation: f64) -> Result<Self> {
         let path = path.map(Path::to_owned);
         Self::open_scanned(Source { path, kind, validation }, Opening::default())
     }
@@ -60,7 +56,7 @@ impl Dataset {
     ///
     /// # Errors
     /// Like [`Dataset::open`].
-    pub fn open_scanned(source: Source, opening: Opening<'_>) -> Result<Self, Error> {
+    pub fn open_scanned(source: Source, opening: Opening<'_>) -> Result<Self> {
         let Source { path, kind, validation } = &source;
         let read = |corpus: &Corpus| {
             let kind = kind.unwrap_or(TokenizerKind::Byte);
@@ -89,7 +85,7 @@ impl Dataset {
     ///
     /// # Errors
     /// Like [`Dataset::open`]; [`Error::File`] for a folder that another tokenizer prepared.
-    pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self, Error> {
+    pub fn open_with(path: &Path, tokenizer: Tokenizer, validation: f64) -> Result<Self> {
         if !is_shards(path) {
             return Self::from_corpus(&Corpus::open(path)?, tokenizer, validation);
         }
@@ -111,11 +107,7 @@ impl Dataset {
     ///
     /// # Errors
     /// Like [`Corpus::split`]; [`Error::File`] for a text that the tokenizer cannot encode.
-    pub fn from_corpus(
-        corpus: &Corpus,
-        tokenizer: Tokenizer,
-        validation: f64,
-    ) -> Result<Self, Error> {
+    pub fn from_corpus(corpus: &Corpus, tokenizer: Tokenizer, validation: f64) -> Result<Self> {
         let [head, tail] = corpus.split(validation)?;
         let vocabulary = tokenizer.vocabulary();
         let encode = |text: &str, before: usize| {
@@ -150,7 +142,7 @@ impl Dataset {
         folder: &Path,
         kind: Option<TokenizerKind>,
         vocabulary: Option<u32>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         Self::from_shards(folder, kind, vocabulary, Opening::default())
     }
 
@@ -159,7 +151,7 @@ impl Dataset {
         kind: Option<TokenizerKind>,
         vocabulary: Option<u32>,
         opening: Opening<'_>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let source = folder.to_owned();
         let Folder { splits, vocabulary, tokenizer, fingerprint, scan } =
             Folder::open(folder, kind, vocabulary, opening)?;
@@ -212,7 +204,7 @@ impl Dataset {
     ///
     /// # Errors
     /// Like [`Split::copy_to`].
-    pub fn content_fingerprint(&self) -> Result<Hash, Error> {
+    pub fn content_fingerprint(&self) -> Result<Hash> {
         let splits = [self.train.clone(), self.validation.clone()];
         content(self.vocabulary, self.tokenizer.as_ref(), &splits, None)
     }
@@ -227,13 +219,13 @@ impl Dataset {
     ///
     /// # Errors
     /// [`Error::File`] with both numbers.
-    pub fn check_context(&self, context: usize) -> Result<(), Error> {
+    pub fn check_context(&self, context: usize) -> Result {
         let (train, needed) = (self.train.len(), context.saturating_add(1));
         if train < needed {
-            let problem = format!(
+            bail!(
+                &self.source,
                 "has {train} tokens to train on; sequences of {context} need at least {needed}"
             );
-            return Err(Error::file(&self.source, problem));
         }
         self.check_held_out()
     }
@@ -242,7 +234,7 @@ impl Dataset {
     ///
     /// # Errors
     /// [`Error::File`] with the number of its tokens.
-    pub fn check_held_out(&self) -> Result<(), Error> {
+    pub fn check_held_out(&self) -> Result {
         match self.validation.len() {
             few @ (0 | 1) => Err(Error::file(
                 &self.source,

@@ -21,7 +21,7 @@ use super::{
     Tokenizer,
     files::{Format, check_text, format, list, no_text},
 };
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -52,11 +52,7 @@ impl<'a> Documents<'a> {
     /// Text is divided at `separator`. Lines are objects and Parquet files tables, with a document
     /// in the member or column `field`. A corpus of plain text without a separator is one text,
     /// its files joined by a line feed; in any other, a document ends with its file at the latest.
-    pub(super) fn open(
-        path: &Path,
-        separator: Option<&'a str>,
-        field: &'a str,
-    ) -> Result<Self, Error> {
+    pub(super) fn open(path: &Path, separator: Option<&'a str>, field: &'a str) -> Result<Self> {
         if separator == Some("") {
             return Err(Error::setting("--separator", "is empty, expected text"));
         }
@@ -91,8 +87,8 @@ impl<'a> Documents<'a> {
     pub(super) fn read(
         &self,
         tokenizer: &Tokenizer,
-        sink: &mut dyn FnMut(Batch) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        sink: &mut dyn FnMut(Batch) -> Result,
+    ) -> Result {
         let read = Rc::new(Cell::new(0));
         let mut cutter = Cutter { tokenizer, batch: Batch::default(), document: 0, read, sink };
         for (number, (path, format)) in self.files.iter().enumerate() {
@@ -106,14 +102,14 @@ impl<'a> Documents<'a> {
                 Format::Parquet => parquet::read(path, self.field, &mut cutter)?,
                 #[cfg(not(feature = "parquet"))]
                 Format::Parquet => {
-                    return Err(Error::file(&**path, "needs a build with the feature `parquet`"));
+                    bail!(&**path, "needs a build with the feature `parquet`");
                 }
             }
         }
         cutter.flush(cutter.batch.text.len())
     }
 
-    fn text(&self, path: &Arc<Path>, cutter: &mut Cutter<'_>) -> Result<(), Error> {
+    fn text(&self, path: &Arc<Path>, cutter: &mut Cutter<'_>) -> Result {
         let mut source = open(path, &cutter.read)?;
         // The offset of `bytes` in the text, and whether what was read ends with a whole line.
         let (mut offset, mut bytes) = (0, Vec::new());
@@ -177,7 +173,7 @@ impl<'a> Documents<'a> {
         }
     }
 
-    fn lines(&self, path: &Arc<Path>, cutter: &mut Cutter<'_>) -> Result<(), Error> {
+    fn lines(&self, path: &Arc<Path>, cutter: &mut Cutter<'_>) -> Result {
         let mut source = BufReader::with_capacity(BLOCK, open(path, &cutter.read)?);
         let mut line = Vec::new();
         let mut passed = 0;
@@ -267,7 +263,7 @@ impl Read for Counted {
 }
 
 /// Opens a file, decompressed if its name ends in `.zst`. A window beyond 128 MiB is refused.
-fn open(path: &Path, read: &Rc<Cell<u64>>) -> Result<Box<dyn Read>, Error> {
+fn open(path: &Path, read: &Rc<Cell<u64>>) -> Result<Box<dyn Read>> {
     let (file, size) = disk::open(path)?;
     let file = Counted(file.take(size), Rc::clone(read));
     if !format(path).1 {
@@ -278,7 +274,7 @@ fn open(path: &Path, read: &Rc<Cell<u64>>) -> Result<Box<dyn Read>, Error> {
 }
 
 /// Reads until `bytes` are full or the file ends; returns how many were read.
-fn fill(path: &Path, source: &mut dyn Read, bytes: &mut [u8]) -> Result<usize, Error> {
+fn fill(path: &Path, source: &mut dyn Read, bytes: &mut [u8]) -> Result<usize> {
     let mut count = 0;
     while count < bytes.len() {
         match source.read(&mut bytes[count..]) {
@@ -321,7 +317,7 @@ enum At {
 
 impl Batch {
     /// The ids of the text, with one at the end of each document.
-    pub(super) fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Error> {
+    pub(super) fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let (mut ids, mut start) = (Vec::new(), 0);
         let encode = |start: usize, end: usize| {
             let encoded = tokenizer.encode(&self.text[start..end]);
@@ -375,7 +371,7 @@ struct Cutter<'a> {
     /// Bytes of the present document.
     document: usize,
     read: Rc<Cell<u64>>,
-    sink: &'a mut dyn FnMut(Batch) -> Result<(), Error>,
+    sink: &'a mut dyn FnMut(Batch) -> Result,
 }
 
 impl Cutter<'_> {
@@ -387,7 +383,7 @@ impl Cutter<'_> {
         self.batch.places.push(Place { start, file: Arc::clone(file), at });
     }
 
-    fn push(&mut self, mut text: &str) -> Result<(), Error> {
+    fn push(&mut self, mut text: &str) -> Result {
         self.document += text.len();
         while !text.is_empty() {
             let end = (0..=text.len().min(BLOCK)).rev().find(|&at| text.is_char_boundary(at));
@@ -415,7 +411,7 @@ impl Cutter<'_> {
     }
 
     /// Ends a document; one without text is left out.
-    fn end(&mut self) -> Result<(), Error> {
+    fn end(&mut self) -> Result {
         if take(&mut self.document) == 0 {
             return Ok(());
         }
@@ -427,12 +423,12 @@ impl Cutter<'_> {
     }
 
     /// Passes an empty batch to the sink, whose error ends a file without text.
-    fn pause(&mut self) -> Result<(), Error> {
+    fn pause(&mut self) -> Result {
         (self.sink)(Batch { read: self.read.get(), ..Batch::default() })
     }
 
     /// Gives away the text up to here.
-    fn flush(&mut self, at: usize) -> Result<(), Error> {
+    fn flush(&mut self, at: usize) -> Result {
         let rest = self.batch.text.split_off(at);
         let last = self.batch.places.last();
         let places =

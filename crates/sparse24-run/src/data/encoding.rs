@@ -14,16 +14,16 @@ use super::{
     Tokenizer,
     documents::{Batch, Documents},
 };
-use crate::Error;
+use crate::{Error, Result};
 
 /// Gives the ids of all documents to `write`, with the bytes that were read so far. One thread
 /// reads, as many as the machine has encode, and this one writes.
 pub(super) fn encode(
     documents: &Documents<'_>,
     tokenizer: &Tokenizer,
-    mut write: impl FnMut(&[u32], u64) -> Result<(), Error>,
-) -> Result<(), Error> {
-    type Encoded = (Result<Vec<u32>, Error>, u64);
+    mut write: impl FnMut(&[u32], u64) -> Result,
+) -> Result {
+    type Encoded = (Result<Vec<u32>>, u64);
     let threads = rayon::current_num_threads();
     let (work, batches) = sync_channel::<(Batch, SyncSender<Encoded>)>(threads);
     let (order, results) = sync_channel(2 * threads);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::shard::is_shard;
-use crate::Error;
+use crate::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
@@ -37,12 +37,14 @@ pub(super) fn is_plain(path: &Path) -> bool {
 }
 
 /// Refuses what begins like a token shard.
-pub(super) fn check_text(path: &Path, head: &[u8]) -> Result<(), Error> {
+pub(super) fn check_text(path: &Path, head: &[u8]) -> Result {
     // nanoGPT's shards have nothing but their name.
     if is_shard(head) || path.extension().is_some_and(|kind| kind == "bin") {
-        let problem = "is a token shard, not text; to train on shards, name a folder with some to \
-                       train on and some to evaluate on, such as train.bin and val.bin";
-        return Err(Error::file(path, problem));
+        bail!(
+            path,
+            "is a token shard, not text; to train on shards, name a folder with some to \
+                       train on and some to evaluate on, such as train.bin and val.bin"
+        );
     }
     Ok(())
 }
@@ -58,7 +60,7 @@ pub(super) fn no_text(path: &Path, bytes: &[u8], start: usize, error: Utf8Error)
 }
 
 /// Appends the files below `folder`, in order.
-pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+pub(crate) fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result {
     let failed = |e: io::Error| Error::io("read", folder, e);
     let mut entries =
         fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;

@@ -4,10 +4,10 @@
 use blake3::{Hash, Hasher};
 
 use super::{Split, Tokenizer};
-use crate::Error;
+use crate::Result;
 
 /// Shows tokens read and tokens in all; an error ends the reading.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> Result<(), Error>;
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> Result;
 
 /// A hash of what the vocabulary and the tokenizer mean.
 fn begun(vocabulary: u32, tokenizer: Option<&Tokenizer>, mut hasher: Hasher) -> Hasher {
@@ -22,7 +22,7 @@ pub(super) fn content(
     tokenizer: Option<&Tokenizer>,
     splits: &[Split; 2],
     mut progress: Option<Progress<'_>>,
-) -> Result<Hash, Error> {
+) -> Result<Hash> {
     let mut hasher = begun(vocabulary, tokenizer, Hasher::new());
     let all = splits.iter().map(|split| split.len() as u64).sum();
     let (mut done, mut bytes) = (0, Vec::new());

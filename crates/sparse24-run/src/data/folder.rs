@@ -14,7 +14,7 @@ use super::{
     fingerprint::{Progress, content, prepared},
     shard::Shard,
 };
-use crate::{Error, checkpoint::Fingerprint};
+use crate::{Error, Result, checkpoint::Fingerprint};
 
 pub(super) const TRAIN: &str = "train.bin";
 pub(super) const VALIDATION: &str = "val.bin";
@@ -64,7 +64,7 @@ pub struct Opening<'a> {
 ///
 /// # Errors
 /// [`Error::File`] for a name with both words; [`Error::Io`] if the folder cannot be listed.
-fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>, Error> {
+fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>> {
     if !folder.is_dir() {
         return Ok(None);
     }
@@ -79,8 +79,10 @@ fn shard_files(folder: &Path) -> Result<Option<[Vec<PathBuf>; 2]>, Error> {
         let words = || unnumbered.split(|c: char| !c.is_ascii_alphabetic());
         let [train, val] = ["train", "val"].map(|split| words().any(|word| word == split));
         if train && val {
-            let problem = "is called both train and val, so it could be in either split";
-            return Err(Error::file(folder.join(name), problem));
+            bail!(
+                folder.join(name),
+                "is called both train and val, so it could be in either split"
+            );
         }
         if train || val {
             splits[usize::from(val)].push((unnumbered.to_owned(), number, folder.join(name)));
@@ -112,14 +114,13 @@ impl Folder {
         kind: Option<TokenizerKind>,
         vocabulary: Option<u32>,
         opening: Opening<'_>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let paths = shard_files(folder)?.unwrap_or_default();
         for (paths, (name, aim)) in
             paths.iter().zip([(TRAIN, "train on"), (VALIDATION, "evaluate on")])
         {
             if paths.is_empty() {
-                let problem = format!("holds no token shards to {aim}, such as {name}");
-                return Err(Error::file(folder, problem));
+                bail!(folder, "holds no token shards to {aim}, such as {name}");
             }
         }
         let described = folder.join(TOKENIZER);
@@ -146,10 +147,7 @@ impl Folder {
         if let (Some(asked), Some(known)) = (vocabulary, known)
             && asked != known
         {
-            return Err(Error::file(
-                folder,
-                format!("has a tokenizer of {known} tokens, expected one of {asked}"),
-            ));
+            bail!(folder, "has a tokenizer of {known} tokens, expected one of {asked}");
         }
         let open = |paths: Vec<PathBuf>| {
             let split = Split::open(&paths, known.or(vocabulary))?;
@@ -197,7 +195,7 @@ impl Scan {
         tokenizer: Option<&Tokenizer>,
         vocabulary: Option<u32>,
         Opening { scan: earlier, progress, .. }: Opening<'_>,
-    ) -> Result<([Split; 2], Self), Error> {
+    ) -> Result<([Split; 2], Self)> {
         let described = |shard: &Shard| {
             let path = shard.path();
             let about = fs::metadata(path).map_err(|e| Error::io("read", path, e))?;
@@ -206,7 +204,7 @@ impl Scan {
             Ok((name, about.len(), changed.map_or(0, |since| since.as_nanos() as u64)))
         };
         let files = splits.iter().flat_map(Split::shards).map(described);
-        let files = files.collect::<Result<Vec<_>, Error>>()?;
+        let files = files.collect::<Result<Vec<_>>>()?;
         let of_tokenizer = tokenizer.map(|tokenizer| tokenizer.fingerprint().into());
         let is_same = |scan: &Self| {
             scan.files == files

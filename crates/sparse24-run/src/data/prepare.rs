@@ -24,7 +24,7 @@ use super::{
     shard::{self, Origin, Shard},
     tokenizer::Characters,
 };
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// Held while a folder is made; it is removed before the folder gets its name.
 const LOCK: &str = "lock";
@@ -109,7 +109,7 @@ impl Preparation<'_> {
     /// # Errors
     /// [`Error::File`] for a folder that holds anything else, and for damaged files of the corpus;
     /// [`Error::Io`]; errors from `progress`.
-    pub fn write(&self, folder: &Path, progress: Progress<'_>) -> Result<Dataset, Error> {
+    pub fn write(&self, folder: &Path, progress: Progress<'_>) -> Result<Dataset> {
         // Through links and dots, so that there is a name to rename to.
         let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         self.check_replaceable(folder)?;
@@ -160,7 +160,7 @@ impl Preparation<'_> {
         &self,
         documents: &Documents<'_>,
         progress: Progress<'_>,
-    ) -> Result<(Tokenizer, bool), Error> {
+    ) -> Result<(Tokenizer, bool)> {
         let all = 2 * documents.bytes;
         match &self.tokenizer {
             TokenizerSource::File(path) => Ok((Tokenizer::read(path)?, false)),
@@ -175,7 +175,7 @@ impl Preparation<'_> {
             #[cfg(feature = "tokenizers")]
             &TokenizerSource::Kind(kind @ (TokenizerKind::WordPiece | TokenizerKind::Bpe)) => {
                 let (texts, received) = sync_channel(rayon::current_num_threads());
-                let trained: Result<_, Error> = thread::scope(|scope| {
+                let trained: Result<_> = thread::scope(|scope| {
                     // Dropped on an error too, which ends the training.
                     let texts = texts;
                     let texts_of = received.into_iter();
@@ -202,7 +202,7 @@ impl Preparation<'_> {
     }
 
     /// Number of tokens to train on.
-    fn cut(&self, tokens: &Shard, tokenizer: &Tokenizer, is_divided: bool) -> Result<usize, Error> {
+    fn cut(&self, tokens: &Shard, tokenizer: &Tokenizer, is_divided: bool) -> Result<usize> {
         let all = tokens.len();
         let held_out = HeldOut::of(self.validation, all);
         if held_out == 0 || held_out >= all {
@@ -240,12 +240,12 @@ impl Preparation<'_> {
         Ok(from.unwrap_or(aim))
     }
 
-    fn check_replaceable(&self, folder: &Path) -> Result<(), Error> {
+    fn check_replaceable(&self, folder: &Path) -> Result {
         if !folder.exists() {
             return Ok(());
         }
         if !folder.is_dir() {
-            return Err(Error::file(folder, "exists and is not a folder; name a new one"));
+            bail!(folder, "exists and is not a folder; name a new one");
         }
         let names = names(folder)?;
         let is_ours =
@@ -275,8 +275,8 @@ impl Preparation<'_> {
 fn for_each_piece(
     tokens: &Shard,
     range: Range<usize>,
-    mut piece: impl FnMut(usize, &[u32]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    mut piece: impl FnMut(usize, &[u32]) -> Result,
+) -> Result {
     let mut ids = Vec::new();
     for first in range.clone().step_by(PIECE) {
         ids.clear();
@@ -292,7 +292,7 @@ struct PartialFolder(PathBuf);
 impl PartialFolder {
     /// The place where a folder is made, empty but for a lock that this process holds. What a
     /// process that died left there is removed.
-    fn claim(folder: &Path) -> Result<(Self, [Option<File>; 2]), Error> {
+    fn claim(folder: &Path) -> Result<(Self, [Option<File>; 2])> {
         let path = disk::aside(folder);
         let failed = |e| Error::io("create", folder, e);
         match fs::create_dir(&path) {
@@ -303,17 +303,14 @@ impl PartialFolder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::file(
-                    folder,
-                    "is being prepared by another process; wait for it",
-                ));
+                bail!(folder, "is being prepared by another process; wait for it");
             }
             Err(TryLockError::Error(e)) => return Err(failed(e)),
         }
         // The lock file goes before the folder has its name; the lock on the folder itself lasts.
         let whole = disk::open_directory(&path).ok();
         if let Some(Err(TryLockError::WouldBlock)) = whole.as_ref().map(File::try_lock) {
-            return Err(Error::file(folder, "is being prepared by another process; wait for it"));
+            bail!(folder, "is being prepared by another process; wait for it");
         }
         // The folder that was to be replaced, if the process died between taking its name away and
         // giving it to the new one.
@@ -333,7 +330,7 @@ impl Drop for PartialFolder {
     }
 }
 
-fn names(folder: &Path) -> Result<Vec<OsString>, Error> {
+fn names(folder: &Path) -> Result<Vec<OsString>> {
     let list = || {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()
     };
@@ -356,7 +353,7 @@ pub(super) mod tests {
     }
 
     /// Replaces a folder by the shards of a text.
-    pub(in crate::data) fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset, Error> {
+    pub(in crate::data) fn prepared(folder: &Path, kind: TokenizerKind) -> Result<Dataset> {
         let text = tempfile::NamedTempFile::new().unwrap();
         fs::write(text.path(), TEXT.repeat(20)).unwrap();
         preparation(text.path(), kind).write(folder, &mut |_, _| Ok(()))

@@ -30,7 +30,7 @@ use std::{
 use blake3::{Hash, Hasher};
 
 use super::Tokens;
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 const MAGIC: [u8; 4] = *b"S24T";
 const VERSION: u32 = 1;
@@ -85,7 +85,7 @@ impl Shard {
     /// # Errors
     /// [`Error::Io`]; [`Error::File`] for a size other than the header says, a damaged header, and
     /// one that contradicts `vocabulary`.
-    pub fn open(path: &Path, vocabulary: Option<u32>) -> Result<Self, Error> {
+    pub fn open(path: &Path, vocabulary: Option<u32>) -> Result<Self> {
         let (mut file, size) = disk::open(path)?;
         let mut header = Vec::with_capacity(HEADER);
         (&mut file)
@@ -192,7 +192,7 @@ impl Shard {
     ///
     /// # Panics
     /// Outside of the shard.
-    pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+    pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result {
         let before = out.len();
         for at in (start..start + count).step_by(PIECE) {
             let mut bytes = vec![0; PIECE.min(start + count - at) * self.width];
@@ -203,7 +203,7 @@ impl Shard {
     }
 
     /// Refuses ids beyond the vocabulary; the first is at `start`.
-    fn check(&self, start: usize, mut ids: impl Iterator<Item = u32>) -> Result<(), Error> {
+    fn check(&self, start: usize, mut ids: impl Iterator<Item = u32>) -> Result {
         let Some(vocabulary) = self.vocabulary else { return Ok(()) };
         let Some((at, id)) = (start..).zip(&mut ids).find(|&(_, id)| id >= vocabulary) else {
             return Ok(());
@@ -221,7 +221,7 @@ impl Shard {
         Err(Error::file(&self.path, problem))
     }
 
-    fn read(&self, start: usize, bytes: &mut [u8]) -> Result<(), Error> {
+    fn read(&self, start: usize, bytes: &mut [u8]) -> Result {
         assert!(start * self.width + bytes.len() <= self.count * self.width, "beyond the shard");
         let offset = self.header + start * self.width;
         disk::read_at(&self.file, offset as u64, bytes)
@@ -232,7 +232,7 @@ impl Shard {
     ///
     /// # Errors
     /// [`Error::File`] for damage; as [`Shard::copy_to`].
-    pub fn verify(&self) -> Result<(), Error> {
+    pub fn verify(&self) -> Result {
         let Some(expected) = self.ids_hash else { return Ok(()) };
         let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
         for start in (0..self.count).step_by(PIECE) {
@@ -263,7 +263,7 @@ fn own(
     header: &[u8],
     size: u64,
     expected: Option<u32>,
-) -> Result<(u64, usize, Origin), Error> {
+) -> Result<(u64, usize, Origin)> {
     let refuse = |problem: String| Err(Error::file(path, problem));
     if header.len() < HEADER {
         return refuse(format!(
@@ -312,11 +312,7 @@ fn id(bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary; errors from `fill`.
-pub fn write(
-    path: &Path,
-    origin: Origin,
-    fill: impl FnOnce(&mut Writer<'_>) -> Result<(), Error>,
-) -> Result<(), Error> {
+pub fn write(path: &Path, origin: Origin, fill: impl FnOnce(&mut Writer<'_>) -> Result) -> Result {
     disk::replace(path, |file| {
         file.write(&[0; HEADER])?;
         let width = Tokens::for_vocabulary(origin.vocabulary).width();
@@ -342,7 +338,7 @@ impl Writer<'_> {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::UnknownToken`] for an id beyond the vocabulary.
-    pub fn push(&mut self, ids: &[u32]) -> Result<(), Error> {
+    pub fn push(&mut self, ids: &[u32]) -> Result {
         let vocabulary = self.origin.vocabulary;
         if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
             let (token, position) = (ids[at], self.count + at);
@@ -359,7 +355,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn finish(self) -> Result<(), Error> {
+    fn finish(self) -> Result {
         let hash = self.hasher.finalize();
         self.file.write_start(&header(self.origin, self.count as u64, hash))
     }
@@ -389,11 +385,7 @@ impl Shard {
     ///
     /// # Panics
     /// For a foreign layout, and beyond the end.
-    pub(super) fn cut(
-        self,
-        count: usize,
-        mut progress: impl FnMut() -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub(super) fn cut(self, count: usize, mut progress: impl FnMut() -> Result) -> Result {
         assert!(count <= self.count, "beyond the shard");
         let origin = self.origin.expect("a shard of our layout");
         let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
@@ -430,7 +422,7 @@ mod tests {
     }
 
     /// All ids, verified.
-    fn read(path: &Path, vocabulary: Option<u32>) -> Result<Vec<u32>, Error> {
+    fn read(path: &Path, vocabulary: Option<u32>) -> Result<Vec<u32>> {
         let shard = Shard::open(path, vocabulary)?;
         shard.verify()?;
         let mut ids = Vec::new();

@@ -5,7 +5,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use super::{Tokens, shard::Shard};
-use crate::Error;
+use crate::Result;
 
 /// Ids that are read at a time.
 const PIECE: usize = 1 << 16;
@@ -38,12 +38,12 @@ impl Split {
     ///
     /// # Errors
     /// Like [`Shard::open`]; [`Error::File`] if there are too many tokens to count.
-    pub(super) fn open(paths: &[PathBuf], vocabulary: Option<u32>) -> Result<Self, Error> {
+    pub(super) fn open(paths: &[PathBuf], vocabulary: Option<u32>) -> Result<Self> {
         let (mut shards, mut ends, mut end) = (Vec::new(), Vec::new(), 0_usize);
         for path in paths {
             let shard = Shard::open(path, vocabulary)?;
             let Some(sum) = end.checked_add(shard.len()) else {
-                return Err(Error::file(path, "has more tokens than this machine can address"));
+                bail!(path, "has more tokens than this machine can address");
             };
             end = sum;
             ends.push(end);
@@ -94,7 +94,7 @@ impl Split {
     ///
     /// # Panics
     /// Outside of the split.
-    pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), Error> {
+    pub fn copy_to(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result {
         let Shards { shards, ends } = match &self.0 {
             Storage::Memory(tokens) => {
                 tokens.copy_to(start, count, out);
@@ -118,10 +118,7 @@ impl Split {
     ///
     /// # Errors
     /// Like [`Shard::copy_to`]; errors from `piece`.
-    pub fn for_each_piece(
-        &self,
-        mut piece: impl FnMut(&[u32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub fn for_each_piece(&self, mut piece: impl FnMut(&[u32]) -> Result) -> Result {
         let mut ids = Vec::new();
         for start in (0..self.len()).step_by(PIECE) {
             ids.clear();

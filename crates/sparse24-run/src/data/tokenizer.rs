@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use self::description::Description;
 use super::Tokens;
-use crate::{Error, disk, json};
+use crate::{Error, Result, disk, json};
 
 mod added;
 #[cfg(feature = "tokenizers")]
@@ -178,7 +178,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::Setting`] for a kind that this build lacks, and for a dictionary, which is a file.
-    pub fn for_text(kind: TokenizerKind, text: &str) -> Result<Self, Error> {
+    pub fn for_text(kind: TokenizerKind, text: &str) -> Result<Self> {
         match kind {
             TokenizerKind::Byte => Ok(Self::Byte),
             TokenizerKind::Character => {
@@ -222,7 +222,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::File`] for any other file; [`Error::Io`].
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path) -> Result<Self> {
         #[cfg(feature = "tokenizers")]
         let tokenizer = {
             let is_ours = disk::read_small(path, LARGEST)
@@ -343,7 +343,7 @@ impl Tokenizer {
     /// [`Error::UnknownCharacter`] where the vocabulary of a character tokenizer has no such
     /// character; [`Error::LongWhiteSpace`] where the GPT-2 tokenizer would have to split a run of
     /// white space too long for it.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Self::Byte => Ok(text.bytes().map(u32::from).collect()),
             Self::Character(characters) => text
@@ -373,7 +373,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Same as [`Tokenizer::encode`].
-    pub fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), Error> {
+    pub fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         #[cfg(feature = "tokenizers")]
         if let Self::WordPiece(tokenizer) = self {
             return Ok(tokenizer.encode_with_ranges(text));
@@ -393,7 +393,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Same as [`Tokenizer::encode`].
-    pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result<(), Error> {
+    pub fn encode_into(&self, text: &str, tokens: &mut Tokens) -> Result {
         let pieces: Vec<&str> = self.pieces(text, PIECE).collect();
         let mut before = 0;
         for pieces in pieces.chunks(4 * rayon::current_num_threads()) {
@@ -492,7 +492,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id beyond the vocabulary.
-    pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+    pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>> {
         let vocabulary = self.vocabulary();
         if let Some(position) = ids.iter().position(|&id| id >= vocabulary) {
             return Err(Error::UnknownToken { token: ids[position], position, vocabulary });
@@ -518,12 +518,12 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::File`] for a tokenizer that [`Tokenizer::load`] would refuse for its size;
     /// [`Error::Io`].
-    pub fn save(&self, path: &Path) -> Result<(), Error> {
+    pub fn save(&self, path: &Path) -> Result {
         disk::write_atomically(path, &self.json(path)?)
     }
 
     /// The text for [`Tokenizer::save`]; an error names `path`.
-    fn json(&self, path: &Path) -> Result<Vec<u8>, Error> {
+    fn json(&self, path: &Path) -> Result<Vec<u8>> {
         let text = json::pretty(self);
         let checked = match text.len() as u64 {
             size if size > LARGEST => Err(format!("takes {size} bytes, more than {LARGEST}")),
@@ -537,7 +537,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::File`] for anything that is not such a file.
-    pub fn load(path: &Path) -> Result<Self, Error> {
+    pub fn load(path: &Path) -> Result<Self> {
         json::parse(&disk::read_small(path, LARGEST)?, MOST_VALUES).map_err(|e| {
             Error::file(
                 path,

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::{As, Operation, exists, fault, open_file, remove_all, unlink};
+use super::{As, Operation, fault, is_there, open_file, remove_all, unlink};
 
 /// Locks an open file or folder of this name, so that one process at a time writes it. The lock
 /// ends with the handle. Some file systems have no locks, and elsewhere than on Unix one would keep
@@ -43,7 +43,7 @@ pub(super) fn claim(
 ) -> io::Result<Option<File>> {
     // Held until the successor is locked.
     let mut left = None;
-    if exists(path) {
+    if is_there(path)? {
         let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
         left = open_file(path, As::Source).ok().filter(|_| !is_link);
         left.as_ref().map_or(Ok(()), |left| lock(path, left))?;

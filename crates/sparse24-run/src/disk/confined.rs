@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// Keeps a directory confined until it is dropped.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ pub struct Confined(Arc<imp::Root>);
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn confine(path: &Path) -> Result<Confined, Error> {
+pub fn confine(path: &Path) -> Result<Confined> {
     imp::confine(path).map(Confined).map_err(|e| Error::io("open", path, e))
 }
 
@@ -282,7 +282,7 @@ mod tests {
             symlink("../outside/new", at("run/new")).unwrap();
             symlink("../outside", at("run/folder")).unwrap();
         };
-        type Operation = fn(&Path) -> Result<(), Error>;
+        type Operation = fn(&Path) -> Result;
         let operations: [(&str, Operation); 13] = [
             ("read", |p| disk::read(p).map(drop)),
             ("open", |p| disk::open(p).map(drop)),

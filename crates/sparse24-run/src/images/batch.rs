@@ -20,7 +20,7 @@ use super::{
     draws::Draws,
     folder::{Epoch, Images, Number, Shared},
 };
-use crate::Error;
+use crate::{Error, Result};
 
 /// The batches of a run, and its images to evaluate on.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Evaluation for ImageBatches<'_> {
 }
 
 impl Shared {
-    fn training(&self, Number { seed, number, size }: Number) -> Result<Batch, Error> {
+    fn training(&self, Number { seed, number, size }: Number) -> Result<Batch> {
         let source = &self.source;
         let rules = &source.augmentation;
         let count = self.splits[0].len() as u64;
@@ -83,7 +83,7 @@ impl Shared {
             let input = augment::training(&*entry.image()?, source.size, rules, &mut draws);
             Ok((input, entry.class))
         });
-        let inputs: Vec<(Input, u32)> = inputs.collect::<Result<_, Error>>()?;
+        let inputs: Vec<(Input, u32)> = inputs.collect::<Result<_>>()?;
         let (mut inputs, classes): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
         let mut draws = Draws::of_batch(seed, number);
         let share = augment::mix(&mut inputs, source.size, rules, &mut draws);

@@ -8,7 +8,7 @@ use std::{
 
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// Most bytes of a file.
 const LARGEST: u64 = 128 << 20;
@@ -46,7 +46,7 @@ pub(super) fn is_image(path: &Path) -> bool {
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::File`] for a larger file.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     disk::read_small(path, LARGEST)
 }
 
@@ -93,7 +93,7 @@ fn held(bytes: &[u8], pixels: u64, is_grey: bool) -> u64 {
 /// [`Error::File`] for what is neither a JPEG nor a PNG image, is damaged, or is larger than 2^15
 /// pixels on a side or 256 MiB in memory, or than a file of its size can be; and for a JPEG
 /// whose decoding may take more than 576 MiB, or whose scans take long for the size of its file.
-pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage, Error> {
+pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<RgbImage> {
     let refuse = |problem| Err(image::ImageError::IoError(io::Error::other(problem)));
     // A decoder that fails on a damaged file must not end the process.
     let decoded = catch_unwind(|| {

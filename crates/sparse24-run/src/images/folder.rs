@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use sparse24_train::objective::Batch;
 
 use super::{augment::Augmentation, decode};
-use crate::{Error, data, data::Ahead, task::Judgement};
+use crate::{Error, Result, data, data::Ahead, disk, task::Judgement};
 
 /// Files of at most this many bytes in all are read at the start: their contents identify them.
 const READ: u64 = 256 << 20;
@@ -94,7 +94,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Its pixels.
-    pub(super) fn image(&self) -> Result<std::borrow::Cow<'_, RgbImage>, Error> {
+    pub(super) fn image(&self) -> Result<std::borrow::Cow<'_, RgbImage>> {
         use std::borrow::Cow;
         match &self.kept {
             Some(image) => Ok(Cow::Borrowed(image)),
@@ -109,38 +109,33 @@ impl Images {
     /// # Errors
     /// [`Error::File`] for a folder without class folders, a class without images, a class to
     /// evaluate on that is not trained on, and an image that cannot be decoded; [`Error::Io`].
-    pub fn open(source: ImageSource) -> Result<Self, Error> {
+    pub fn open(source: ImageSource) -> Result<Self> {
         let folder = &source.folder;
         let expected = "train with a folder of images for each class, and val, validation or \
                         test with the same";
-        let validation = VALIDATION.iter().find(|name| folder.join(name).is_dir());
-        let (true, Some(validation)) = (folder.join(TRAIN).is_dir(), validation) else {
-            return Err(Error::file(
-                folder,
-                format!("is not a folder of images: expected {expected}"),
-            ));
+        let is_split = |name: &&&str| disk::is_folder(&folder.join(name));
+        let validation = disk::first(&VALIDATION, is_split)?;
+        let (true, Some(validation)) = (is_split(&&TRAIN)?, validation) else {
+            bail!(folder, "is not a folder of images: expected {expected}");
         };
         let train = class_folders(&folder.join(TRAIN))?;
         let classes: Vec<String> = train.keys().cloned().collect();
         if classes.len() < 2 {
-            let problem = format!("has {} class folders, expected at least 2", classes.len());
-            return Err(Error::file(folder.join(TRAIN), problem));
+            bail!(folder.join(TRAIN), "has {} class folders, expected at least 2", classes.len());
         }
         let mut splits = [train, class_folders(&folder.join(validation))?].map(|of| {
             of.into_iter().map(|(name, (path, files))| (name, path, files)).collect::<Vec<_>>()
         });
         for (name, path, files) in splits.iter().flatten() {
             if !classes.contains(name) {
-                let problem = "is a class without images to train on";
-                return Err(Error::file(path, problem));
+                bail!(path, "is a class without images to train on");
             }
             if files.is_empty() {
-                let problem = "holds no image (.jpg, .jpeg, .png); add some or remove the folder";
-                return Err(Error::file(path, problem));
+                bail!(path, "holds no image (.jpg, .jpeg, .png); add some or remove the folder");
             }
         }
         if splits[1].is_empty() {
-            return Err(Error::file(folder.join(validation), "holds no class folders"));
+            bail!(folder.join(validation), "holds no class folders");
         }
         let class_of = |name: &str| classes.iter().position(|class| class == name);
         let mut entries = || {
@@ -218,17 +213,17 @@ impl Images {
 type ClassFolders = BTreeMap<String, (PathBuf, Vec<PathBuf>)>;
 
 /// The folders of a split. A link to a folder is one; a name that begins with a dot is none.
-fn class_folders(split: &Path) -> Result<ClassFolders, Error> {
+fn class_folders(split: &Path) -> Result<ClassFolders> {
     let failed = |error| Error::io("list", split, error);
     let mut found = ClassFolders::new();
     for entry in fs::read_dir(split).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default();
-        if !path.is_dir() || name.as_encoded_bytes().starts_with(b".") {
+        if name.as_encoded_bytes().starts_with(b".") || !disk::is_folder(&path)? {
             continue;
         }
         let Some(name) = name.to_str().map(str::to_owned) else {
-            return Err(Error::file(path, "has a name that is not UTF-8, expected a class"));
+            bail!(path, "has a name that is not UTF-8, expected a class");
         };
         let mut files = Vec::new();
         data::list_files(&path, &mut files)?;
@@ -239,11 +234,7 @@ fn class_folders(split: &Path) -> Result<ClassFolders, Error> {
 }
 
 /// The fingerprint; reads the images and keeps them if they are few.
-fn identify(
-    folder: &Path,
-    classes: &[String],
-    splits: &mut [Vec<Entry>; 2],
-) -> Result<Hash, Error> {
+fn identify(folder: &Path, classes: &[String], splits: &mut [Vec<Entry>; 2]) -> Result<Hash> {
     let mut hasher = blake3::Hasher::new();
     let mut update = |text: &[u8]| {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text);
@@ -275,7 +266,7 @@ fn identify(
         Ok(blake3::hash(&bytes))
     };
     for split in splits.iter_mut() {
-        let hashes = split.par_iter_mut().map(contents).collect::<Vec<Result<Hash, Error>>>();
+        let hashes = split.par_iter_mut().map(contents).collect::<Vec<Result<Hash>>>();
         for hash in hashes {
             update(hash?.as_bytes());
         }

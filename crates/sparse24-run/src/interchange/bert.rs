@@ -15,7 +15,7 @@ use super::{
     config::{Sizes, activation, activation_name, admit, object, parse},
     format::Format,
 };
-use crate::Error;
+use crate::Result;
 use sparse24_train::{
     model::{
         BertSpec, ModelSpec, Sparsify,
@@ -74,7 +74,7 @@ struct Raw {
 }
 
 /// Post-LayerNorm with epsilon 1e-12, absolute positions, two segments, tied decoder.
-fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
+fn read(path: &Path, text: &[u8]) -> Result<ModelSpec> {
     let raw: Raw = parse(path, FORMAT.title, text)?;
     let activation = activation(path, "hidden_act", raw.hidden_act.as_ref(), "gelu")?;
     for (key, found, admitted) in [

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::format::Format;
-use crate::Error;
+use crate::{Error, Result};
 use sparse24_core::op::Activation;
 use sparse24_train::{
     limits::{MOST, MOST_LAYERS},
@@ -22,7 +22,7 @@ const ACTIVATIONS: [(&str, Activation); 4] = [
 ];
 
 /// Hugging Face's name of the activation of a model.
-pub(super) fn activation_name(format: &Format, model: &ModelSpec) -> Result<&'static str, Error> {
+pub(super) fn activation_name(format: &Format, model: &ModelSpec) -> Result<&'static str> {
     let activation = model.extents().activation;
     let named = ACTIVATIONS.iter().find(|(_, named)| *named == activation);
     let problem = || {
@@ -36,23 +36,14 @@ pub(super) fn activation_name(format: &Format, model: &ModelSpec) -> Result<&'st
 }
 
 /// Parses the fields that `T` has.
-pub(super) fn parse<'a, T: Deserialize<'a>>(
-    path: &Path,
-    title: &str,
-    text: &'a [u8],
-) -> Result<T, Error> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(path: &Path, title: &str, text: &'a [u8]) -> Result<T> {
     serde_json::from_slice(text)
         .map_err(|e| Error::file(path, format!("not a {title} configuration: {e}")))
 }
 
 /// Refuses a setting with another value than those admitted. An absent one has the default, which
 /// is admitted.
-pub(super) fn admit(
-    path: &Path,
-    key: &str,
-    found: Option<&Value>,
-    admitted: &[Value],
-) -> Result<(), Error> {
+pub(super) fn admit(path: &Path, key: &str, found: Option<&Value>, admitted: &[Value]) -> Result {
     let same = |found: &Value, expected: &Value| match (found.as_f64(), expected.as_f64()) {
         (Some(found), Some(expected)) => (found - expected).abs() <= 1e-6 * expected.abs(),
         _ => found == expected,
@@ -70,7 +61,7 @@ pub(super) fn activation(
     key: &str,
     found: Option<&Value>,
     default: &str,
-) -> Result<Activation, Error> {
+) -> Result<Activation> {
     admit(path, key, found, &ACTIVATIONS.map(|(name, _)| json!(name)))?;
     let name = found.and_then(Value::as_str).unwrap_or(default);
     let named = ACTIVATIONS.iter().find(|(named, _)| *named == name);
@@ -88,20 +79,18 @@ pub(super) struct Sizes {
 impl Sizes {
     /// Refuses lengths far above those of any model, so that a hostile file cannot create an
     /// endless list of parameters, and heads that do not divide d_model.
-    pub(super) fn check(self, path: &Path) -> Result<(), Error> {
+    pub(super) fn check(self, path: &Path) -> Result {
         let Self { layers, heads, d_model, others } = self;
         let lengths = [heads, d_model].into_iter().chain(others);
         let bounded = lengths.map(|(key, length)| (key, length, MOST));
         for (key, length, most) in bounded.chain([(layers.0, layers.1, MOST_LAYERS)]) {
             if !(1..=most).contains(&length) {
-                let problem = format!("{key} is {length}, expected 1..={most}");
-                return Err(Error::file(path, problem));
+                bail!(path, "{key} is {length}, expected 1..={most}");
             }
         }
         if !d_model.1.is_multiple_of(heads.1) {
             let ((key, found), (by, heads)) = (d_model, heads);
-            let problem = format!("{key} is {found}, expected a multiple of {by} = {heads}");
-            return Err(Error::file(path, problem));
+            bail!(path, "{key} is {found}, expected a multiple of {by} = {heads}");
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::{
     tokenizer, transpose,
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{NamedTensor, PhaseKind},
     disk, json,
     tensors::{self, Layout, TensorFile},
@@ -96,7 +96,7 @@ pub fn export(
     description: Description<'_>,
     dtype: Dtype,
     values: Values<'_>,
-) -> Result<Exported, Error> {
+) -> Result<Exported> {
     let Description { spec, tokenizer, .. } = description;
     let plan = Plan::new(folder, weights, spec, values)?;
     let (_, torch_name) = dtype.stored();
@@ -160,7 +160,7 @@ impl<'a> Plan<'a> {
         weights: &'a [NamedTensor],
         spec: &ModelSpec,
         values: Values<'a>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let format = Format::of(spec)?;
         let refuse =
             |problem: String| Error::file(folder, format!("cannot be exported to: {problem}"));
@@ -226,7 +226,7 @@ impl<'a> Plan<'a> {
         (self.format.is_transposed)(&item.name)
     }
 
-    fn write(&self, into: &Path, dtype: Dtype) -> Result<(), Error> {
+    fn write(&self, into: &Path, dtype: Dtype) -> Result {
         let (stored, _) = dtype.stored();
         let mut layout = Vec::new();
         for item in &self.items {
@@ -249,7 +249,7 @@ impl<'a> Plan<'a> {
                     "{:?} holds {} at element {at}, which is not finite in {stored}",
                     item.name, values[at]
                 );
-                return Err(Error::file(&self.folder, format!("cannot be exported to: {problem}")));
+                bail!(&self.folder, "cannot be exported to: {problem}");
             }
             let values = match *item.shape {
                 [rows, columns] if self.is_transposed(item) => transpose(&values, [rows, columns]),
@@ -261,7 +261,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Reads the masked weights back and checks that pruned elements are zero.
-    fn prove(&self, path: &Path) -> Result<(), Error> {
+    fn prove(&self, path: &Path) -> Result {
         if self.items.iter().all(|item| item.mask.is_none()) {
             return Ok(());
         }

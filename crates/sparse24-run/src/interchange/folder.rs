@@ -11,7 +11,7 @@ use super::{
     format::Format,
     fsmt, gpt2, timm,
 };
-use crate::{Error, data::Tokenizer, disk, json, tensors::shards::check_inside};
+use crate::{Error, Result, data::Tokenizer, disk, json, tensors::shards::check_inside};
 use sparse24_train::{
     limits::MOST,
     model::ModelSpec,
@@ -26,7 +26,7 @@ impl Format {
     ///
     /// # Errors
     /// [`Error::Setting`] for a model that Hugging Face's library does not have.
-    pub fn of(model: &ModelSpec) -> Result<&'static Self, Error> {
+    pub fn of(model: &ModelSpec) -> Result<&'static Self> {
         let format = match model {
             ModelSpec::Gpt2(_) => &gpt2::FORMAT,
             ModelSpec::Bert(_) => &bert::FORMAT,
@@ -81,12 +81,12 @@ impl FolderModel {
     /// # Errors
     /// [`Error::File`] names the key and what was expected: another model, an activation other than
     /// GELU, an untied head, another epsilon, impossible lengths. [`Error::Io`].
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path) -> Result<Self> {
         let expected = "a folder with config.json and model.safetensors, or the latter with the \
             former beside it";
         fs::metadata(path).map_err(|e| Error::io("read", path, e).expecting(expected))?;
         if path.is_file() && path.extension().is_none_or(|extension| extension != "safetensors") {
-            return Err(Error::file(path, "is not a safetensors file; save the weights as one"));
+            bail!(path, "is not a safetensors file; save the weights as one");
         }
         let path = &if path.is_dir() { path.join(CONFIG) } else { path.with_file_name(CONFIG) };
         if path.is_symlink() {
@@ -97,15 +97,12 @@ impl FolderModel {
         let Kind { model_type, architecture } = parse(path, "model", &text)?;
         let of_timm = architecture.map(|_| timm::FORMAT.name.to_owned());
         let Some(model_type) = model_type.or(of_timm) else {
-            return Err(Error::file(path, "not a model configuration: it has no model_type"));
+            bail!(path, "not a model configuration: it has no model_type");
         };
         let Some(format) = FORMATS.iter().find(|format| format.name == model_type) else {
             let names: Vec<_> = FORMATS.iter().map(|format| format!("{:?}", format.name)).collect();
             let names = names.join(" or ");
-            return Err(Error::file(
-                path,
-                format!("model_type is {model_type:?}, expected {names}"),
-            ));
+            bail!(path, "model_type is {model_type:?}, expected {names}");
         };
         let spec = (format.read)(path, &text)?;
         let mut head: Head = parse(path, format.title, &text)?;
@@ -118,11 +115,7 @@ impl FolderModel {
 impl Head {
     /// The prediction, and the names of its classes. Heads for several labels or
     /// numbers of one sequence have none here.
-    fn prediction(
-        self,
-        path: &Path,
-        format: &Format,
-    ) -> Result<(Option<Prediction>, Vec<String>), Error> {
+    fn prediction(self, path: &Path, format: &Format) -> Result<(Option<Prediction>, Vec<String>)> {
         let [_, sequence, span] =
             format.classes.map(|class| self.architectures.iter().flatten().any(|c| c == class));
         let mut names = BTreeMap::new();
@@ -139,13 +132,12 @@ impl Head {
             return Ok((span.then_some(Prediction::Span), Vec::new()));
         }
         if !names.keys().copied().eq(0..names.len()) {
-            let problem = "id2label: expected the classes from 0 on";
-            return Err(Error::file(path, problem));
+            bail!(path, "id2label: expected the classes from 0 on");
         }
         // Hugging Face's default is two.
         let count = if names.is_empty() { self.num_labels.unwrap_or(2) } else { names.len() };
         if !(1..=MOST).contains(&count) {
-            return Err(Error::file(path, format!("num_labels is {count}, expected 1..={MOST}")));
+            bail!(path, "num_labels is {count}, expected 1..={MOST}");
         }
         let prediction = match (count, self.problem_type.as_deref()) {
             (1, None | Some("regression")) => Some(Prediction::Value),
@@ -161,7 +153,7 @@ impl Head {
 ///
 /// # Errors
 /// [`Error::Train`] for a sparsifiable shape that does not consist of 4x4 tiles.
-pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>, Error> {
+pub fn shapes(model: &ModelSpec) -> Result<Vec<(String, Vec<usize>)>> {
     let shape = |[rows, columns]: [usize; 2], role| {
         if matches!(role, Role::Gain | Role::Bias) { vec![columns] } else { vec![rows, columns] }
     };

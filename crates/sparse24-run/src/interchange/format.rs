@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use sparse24_core::MaskKind;
 use sparse24_train::model::ModelSpec;
 
-use crate::Error;
+use crate::Result;
 
 /// A model of Hugging Face's library, or of timm.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Format {
     /// Whether a weight is stored as `[in, out]`.
     pub(super) is_transposed: fn(&str) -> bool,
     /// The shape in `config.json`.
-    pub(super) read: fn(&Path, &[u8]) -> Result<ModelSpec, Error>,
+    pub(super) read: fn(&Path, &[u8]) -> Result<ModelSpec>,
     /// The fields of `config.json` that only this format has; the token that ends a text.
     pub(super) fields: fn(&ModelSpec, Option<u32>) -> Map<String, Value>,
     /// Part of the names of attention weights.

@@ -15,7 +15,7 @@ use super::{
     config::{Sizes, activation, activation_name, admit, object, parse},
     format::Format,
 };
-use crate::Error;
+use crate::Result;
 use sparse24_train::model::{ModelSpec, Sparsify, TransformerSpec, transformer::TOKEN_TABLE};
 
 pub(super) const FORMAT: Format = Format {
@@ -77,7 +77,7 @@ struct Raw {
 }
 
 /// An encoder and a decoder of one size with one vocabulary, and fairseq's special tokens.
-fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
+fn read(path: &Path, text: &[u8]) -> Result<ModelSpec> {
     let raw: Raw = parse(path, FORMAT.title, text)?;
     let activation =
         activation(path, "activation_function", raw.activation_function.as_ref(), "relu")?;

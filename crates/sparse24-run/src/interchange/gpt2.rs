@@ -14,7 +14,7 @@ use super::{
     config::{Sizes, activation, activation_name, admit, object, parse},
     format::Format,
 };
-use crate::Error;
+use crate::Result;
 use sparse24_train::{
     model::{Gpt2Spec, ModelSpec, Sparsify, gpt2::TOKEN_TABLE},
     nn::Bias,
@@ -65,7 +65,7 @@ struct Raw {
 
 /// GELU, pre-LayerNorm with epsilon 1e-5, tied head, biases; d_ff is 4 d_model if the file has
 /// none.
-fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
+fn read(path: &Path, text: &[u8]) -> Result<ModelSpec> {
     let raw: Raw = parse(path, FORMAT.title, text)?;
     let activation =
         activation(path, "activation_function", raw.activation_function.as_ref(), "gelu_new")?;

@@ -8,7 +8,7 @@ use std::{
 
 use super::{SIDE, format::Format, transpose_rows};
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::NamedTensor,
     tensors::{Entry, Shards, TensorFile},
 };
@@ -40,7 +40,7 @@ pub fn import(
     path: &Path,
     format: &'static Format,
     expected: &[(String, Vec<usize>)],
-) -> Result<Imported, Error> {
+) -> Result<Imported> {
     let model = Shards::open(path)?;
     let entries = model.files.iter().flat_map(|f| f.entries.iter().map(move |entry| (f, entry)));
     let is_buffer = |name: &str| format.buffers.iter().any(|end| name.ends_with(end));
@@ -84,7 +84,7 @@ fn unexpected(
     format: &'static Format,
     found: &Found<'_>,
     expected: &[(String, Vec<usize>)],
-) -> Result<Vec<&'static str>, Error> {
+) -> Result<Vec<&'static str>> {
     let stored: BTreeSet<_> = expected.iter().flat_map(|(name, _)| (format.stored)(name)).collect();
     let mut dropped = BTreeSet::new();
     for (name, (file, entry)) in found.iter().filter(|(name, _)| !stored.contains(name.as_ref())) {
@@ -125,7 +125,7 @@ fn read(
     found: &Found<'_>,
     name: &str,
     shape: &[usize],
-) -> Result<Vec<f32>, Error> {
+) -> Result<Vec<f32>> {
     let parts = (format.stored)(name);
     let mut of_part = shape.to_vec();
     of_part.iter_mut().take(1).for_each(|rows| *rows /= parts.len());
@@ -148,7 +148,7 @@ fn read_part(
     (file, entry): (&TensorFile, &Entry),
     name: &str,
     shape: &[usize],
-) -> Result<Vec<f32>, Error> {
+) -> Result<Vec<f32>> {
     let is_transposed = (format.is_transposed)(name);
     let stored: Vec<_> = if is_transposed {
         shape.iter().rev().copied().collect()

@@ -13,7 +13,7 @@ use super::{
     config::{Sizes, admit, object, parse},
     format::Format,
 };
-use crate::Error;
+use crate::{Error, Result};
 use sparse24_core::op::Activation;
 use sparse24_train::model::{DeitSpec, ModelSpec, Sparsify, deit::CLASS_TABLE};
 
@@ -139,7 +139,7 @@ fn sizes(architecture: &str) -> Option<[usize; 5]> {
     Some([layers, heads, d_model, patch, image.parse().ok()?])
 }
 
-fn read(path: &Path, text: &[u8]) -> Result<ModelSpec, Error> {
+fn read(path: &Path, text: &[u8]) -> Result<ModelSpec> {
     let raw: Raw = parse(path, FORMAT.title, text)?;
     let refuse = |problem: String| Err(Error::file(path, problem));
     let Some([layers, heads, d_model, patch, image]) = sizes(&raw.architecture) else {

@@ -9,7 +9,7 @@ use std::{collections::HashMap, path::Path};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Error,
+    Error, Result,
     data::{Tokenizer, TokenizerKind, config_beside},
     disk, json,
     tensors::shards::check_inside,
@@ -48,7 +48,7 @@ const LONGEST: u64 = 4 << 20;
 pub enum FolderTokenizer {
     /// The folder has none of the files.
     Absent,
-    /// One of ours with the same tokens and merges, or WordPiece.
+    /// WordPiece, or one of ours: saved by this program, or with the same tokens and merges.
     Known(Tokenizer),
     /// Any other, or damaged: the reason.
     Other(String),
@@ -61,10 +61,10 @@ pub enum FolderTokenizer {
 /// # Errors
 /// [`Error::File`] for a tokenizer behind a link out of the folder, and for more pieces than the
 /// model has ids, or for another number of a Transformer; [`Error::Io`].
-pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
+pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer> {
     let read = |name: &str| {
         let path = folder.join(name);
-        if !path.exists() {
+        if !disk::is_file(&path)? {
             return Ok(None);
         }
         check_inside(&path)?;
@@ -88,8 +88,7 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
         }
         let (pieces, ids) = (dictionary.vocabulary() as usize, spec.vocabulary);
         if pieces != ids {
-            let problem = format!("has {pieces} pieces, but the model {ids} ids");
-            return Err(Error::file(folder.join(fsmt::FILES[0]), problem));
+            bail!(folder.join(fsmt::FILES[0]), "has {pieces} pieces, but the model {ids} ids");
         }
         return Ok(FolderTokenizer::Known(dictionary));
     }
@@ -120,7 +119,7 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
         let encloses = matches!(model, ModelSpec::Bert(_))
             && file["model"].is_object()
             && folder.join("tokenizer.json").exists();
-        let known = wordpiece(folder, model)?;
+        let known = own(folder, model)?;
         return Ok(match known {
             FolderTokenizer::Known(_) if encloses && !is_berts(&file["post_processor"]) => {
                 FolderTokenizer::Other("tokenizer.json: /post_processor is not BERT's".to_owned())
@@ -149,7 +148,7 @@ pub fn folder_tokenizer(folder: &Path, model: &ModelSpec) -> Result<FolderTokeni
 const ADDING: [&str; 3] = ["add_prefix_space", "add_bos_token", "add_eos_token"];
 
 /// Turns a file's error into an unsupported tokenizer, with the file's name instead of its path.
-fn other(error: Error) -> Result<FolderTokenizer, Error> {
+fn other(error: Error) -> Result<FolderTokenizer> {
     let Error::File { path, problem } = error else { return Err(error) };
     let name = path.file_name().unwrap_or_default().display();
     Ok(FolderTokenizer::Other(format!("{name}: {problem}")))
@@ -189,8 +188,8 @@ fn is_berts(processor: &Value) -> bool {
     is_template || before == "[CLS]" && after == "[SEP]" && processor["type"] == "BertProcessing"
 }
 
-/// The WordPiece tokenizer in a folder.
-fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error> {
+/// The WordPiece tokenizer in a folder, or one that this program has saved there.
+fn own(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer> {
     let files = ["tokenizer.json", "vocab.txt"].map(|name| folder.join(name));
     let Some(path) = files.into_iter().find(|path| path.exists()) else {
         let pair = ["vocab.json", "merges.txt"].map(|name| folder.join(name).exists());
@@ -204,17 +203,12 @@ fn wordpiece(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer, Error>
     };
     check_inside(&path)?;
     match Tokenizer::read(&path) {
-        Ok(tokenizer) if tokenizer.kind() == TokenizerKind::WordPiece => {
+        Ok(tokenizer) => {
             let (pieces, ids) = (tokenizer.vocabulary() as usize, model.vocabulary());
             if pieces > ids {
-                let problem = format!("has {pieces} pieces, but the model only {ids} ids");
-                return Err(Error::file(path, problem));
+                bail!(path, "has {pieces} pieces, but the model only {ids} ids");
             }
             Ok(FolderTokenizer::Known(tokenizer))
-        }
-        Ok(tokenizer) => {
-            let kind = tokenizer.kind().name();
-            Ok(FolderTokenizer::Other(format!("tokenizer.json is one of sparse24, for `{kind}`")))
         }
         Err(error) => other(error),
     }

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// The place of a process among the ranks of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +141,7 @@ pub fn several(environment: &Environment) -> Option<(&'static str, &str)> {
 ///
 /// # Errors
 /// [`Error::Setting`] names the variable that is missing or wrong.
-pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> {
+pub fn placement(environment: &Environment) -> Result<Option<Placement>> {
     let set = |name: &str| environment.get(name).map(String::as_str);
     let Some(launcher) = launcher(environment) else {
         return match several(environment) {
@@ -224,7 +224,7 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>, Error> 
 }
 
 /// Host and port of `HOST:PORT`, where an IPv6 address is in brackets.
-fn address(text: &str) -> Result<(String, u16), Error> {
+fn address(text: &str) -> Result<(String, u16)> {
     let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match parts {
         Some((host, port)) if !host.is_empty() && port > 0 => {
@@ -277,7 +277,7 @@ mod tests {
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    fn of(text: &str) -> Result<Option<Placement>, Error> {
+    fn of(text: &str) -> Result<Option<Placement>> {
         placement(&variables(text))
     }
 

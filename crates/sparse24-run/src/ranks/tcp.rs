@@ -26,7 +26,7 @@ use super::{
     frames::{HEARTBEAT, Outgoing, read, write},
     handshake::{self, Answer, Hello},
 };
-use crate::{Error, ranks::ranks_of};
+use crate::{Error, Result, ranks::ranks_of};
 
 /// How a rank joins the others.
 #[derive(Clone)]
@@ -94,7 +94,7 @@ impl Tcp {
     /// [`Error::Setting`] if rank 0 refuses this rank, or its host has no address or one of another
     /// machine; [`Error::Io`] if this rank cannot listen or start threads; an error of the kind
     /// [`Peer`](crate::ErrorKind::Peer) if a rank does not come or is gone.
-    pub fn join(placement: &Placement, joining: Joining) -> Result<Self, Error> {
+    pub fn join(placement: &Placement, joining: Joining) -> Result<Self> {
         let Placement { rank, world, local_world, .. } = *placement;
         let (post, inbox) = channel();
         let mut tcp = Self {
@@ -119,7 +119,7 @@ impl Tcp {
     }
 
     /// Connects this rank with all others.
-    fn meet(&mut self, placement: &Placement) -> Result<(), Error> {
+    fn meet(&mut self, placement: &Placement) -> Result {
         let Placement { rank, world, .. } = *placement;
         let until = Instant::now() + self.joining.wait;
         let mut hello = Hello { rank, world, run: placement.run.clone(), host: host(), port: 0 };
@@ -179,7 +179,7 @@ impl Tcp {
     }
 
     /// The addresses of rank 0, whose name may become known only when it starts.
-    fn resolve(&self, placement: &Placement, until: Instant) -> Result<Vec<IpAddr>, Error> {
+    fn resolve(&self, placement: &Placement, until: Instant) -> Result<Vec<IpAddr>> {
         let Placement { host, source, .. } = placement;
         let mut reminded: Option<Instant> = None;
         loop {
@@ -206,7 +206,7 @@ impl Tcp {
         addresses: &[IpAddr],
         hello: &mut Hello,
         until: Instant,
-    ) -> Result<(TcpStream, TcpListener), Error> {
+    ) -> Result<(TcpStream, TcpListener)> {
         let mut reminded = Instant::now();
         let (began, mut last) = (Instant::now(), "nothing listens there".to_owned());
         loop {
@@ -257,7 +257,7 @@ impl Tcp {
         hello: Hello,
         until: Instant,
         each: impl FnMut(usize, SocketAddr),
-    ) -> Result<(), Error> {
+    ) -> Result {
         let acceptor = Acceptor::start(listener, self.joining.clone(), hello)?;
         self.gather(&acceptor, until, each)
     }
@@ -268,7 +268,7 @@ impl Tcp {
         acceptor: &Acceptor,
         until: Instant,
         mut each: impl FnMut(usize, SocketAddr),
-    ) -> Result<(), Error> {
+    ) -> Result {
         let (began, mut reminded) = (Instant::now(), Instant::now());
         loop {
             let missing: Vec<_> = {
@@ -303,7 +303,7 @@ impl Tcp {
     }
 
     /// Starts the threads of a connection.
-    fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result<(), Error> {
+    fn add(&mut self, rank: usize, host: &str, stream: TcpStream) -> Result {
         let name = format!("rank {rank} ({host})");
         self.names.insert(rank, name.clone());
         let silence = self.joining.peer_timeout;
@@ -434,7 +434,7 @@ struct Acceptor {
 
 impl Acceptor {
     /// For the ranks after that of `own`.
-    fn start(listener: TcpListener, joining: Joining, own: Hello) -> Result<Self, Error> {
+    fn start(listener: TcpListener, joining: Joining, own: Hello) -> Result<Self> {
         let (sender, arrived) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -512,7 +512,7 @@ fn judge(hello: &Hello, own: &Hello, seen: &mut [bool]) -> Answer {
 }
 
 /// The first of the ports that is free.
-fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Error> {
+fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener> {
     let bind = |port| {
         let all: Vec<_> = addresses.iter().map(|&address| SocketAddr::new(address, port)).collect();
         TcpListener::bind(&all[..])
@@ -530,9 +530,7 @@ fn listen(placement: &Placement, addresses: &[IpAddr]) -> Result<TcpListener, Er
 }
 
 /// Starts a thread.
-fn start<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, Error> {
+fn start<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     Builder::new().spawn(work).map_err(|error| Error::io("start", "a thread for ranks", error))
 }
 

@@ -8,7 +8,7 @@ use super::{
     needs::Needs,
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::State,
     config::{Config, DataConfig},
     data::{
@@ -34,7 +34,7 @@ use sparse24_train::{
 ///
 /// # Errors
 /// [`Error::File`] for a directory without a run or a damaged configuration; [`Error::Io`].
-pub fn run_config(run: &Path) -> Result<Config, Error> {
+pub fn run_config(run: &Path) -> Result<Config> {
     if has_config(run)? {
         let _confined = disk::confine(run)?;
         return Config::read(&run.join(CONFIG));
@@ -58,7 +58,7 @@ pub fn run_config(run: &Path) -> Result<Config, Error> {
 ///
 /// # Errors
 /// Errors from the data; [`Error::File`] for a corpus shorter than a sequence.
-pub fn open_data(config: &Config) -> Result<RunData, Error> {
+pub fn open_data(config: &Config) -> Result<RunData> {
     open_scanned(config, Opening::default())
 }
 
@@ -71,7 +71,7 @@ pub fn open_data_with(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     progress: Progress<'_>,
-) -> Result<RunData, Error> {
+) -> Result<RunData> {
     let tokenizer = tokenizer.cloned();
     open_scanned(config, Opening { tokenizer, progress: Some(progress), scan: None })
 }
@@ -118,9 +118,9 @@ impl RunData {
     /// tokenizer would otherwise be built from the text itself.
     pub(super) fn open(
         config: &Config,
-        tokenizer: impl FnOnce() -> Result<Tokenizer, Error>,
+        tokenizer: impl FnOnce() -> Result<Tokenizer>,
         scan: Option<Scan>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         if let Some(source) = config.task_source()? {
             return Ok(Examples::open(source, &tokenizer()?)?.into());
         }
@@ -151,7 +151,7 @@ impl RunData {
     ///
     /// # Errors
     /// [`Error::File`] with both numbers.
-    pub fn check_context(&self, config: &Config) -> Result<(), Error> {
+    pub fn check_context(&self, config: &Config) -> Result {
         match self {
             Self::Text(dataset) => dataset.check_context(config.model.sequence_length),
             _ => Ok(()),
@@ -260,7 +260,7 @@ impl RunData {
         &self,
         trainer: &mut Trainer,
         mut progress: impl FnMut(usize, usize),
-    ) -> Result<Option<f64>, Error> {
+    ) -> Result<Option<f64>> {
         let Self::Pairs(pairs) = self else { return Ok(None) };
         let (split, tokenizer) = (&pairs.validation, pairs.tokenizer());
         let sources: Vec<&[u32]> = (0..split.len()).map(|number| split.pair(number)[0]).collect();
@@ -275,7 +275,7 @@ impl RunData {
     }
 
     /// Refuses text of which an evaluation would mask no token.
-    pub(super) fn check_evaluation(&self, recipe: &Recipe, tokens: usize) -> Result<(), Error> {
+    pub(super) fn check_evaluation(&self, recipe: &Recipe, tokens: usize) -> Result {
         let Self::Text(_) = self else { return Ok(()) };
         let (data, mut batch) = (self.evaluation(recipe, tokens), Batch::default());
         for first in 0..data.sequences() {
@@ -306,7 +306,7 @@ impl RunData {
         trainer: &mut Trainer,
         data: &dyn Evaluation,
         size: usize,
-    ) -> Result<(Metrics, Judgement), Error> {
+    ) -> Result<(Metrics, Judgement)> {
         match self {
             Self::Text(_) | Self::Pairs(_) => match trainer.evaluate(data, size)? {
                 Metrics { targets: 0, .. } => Err(self.no_target()),
@@ -330,11 +330,7 @@ impl RunData {
 pub type Scores = BTreeMap<String, f64>;
 
 /// Opens the data of a run, with the tokenizer that the checkpoint state `saved` records.
-pub(super) fn data_of(
-    run: &Path,
-    config: &Config,
-    saved: Option<&State>,
-) -> Result<RunData, Error> {
+pub(super) fn data_of(run: &Path, config: &Config, saved: Option<&State>) -> Result<RunData> {
     // It only saves time, so a damaged one is as good as none.
     let scan = disk::read_small(&run.join(SCAN), 64 << 20).ok();
     let scan = scan.and_then(|text| json::parse(&text, json::VALUES).ok());
@@ -342,7 +338,10 @@ pub(super) fn data_of(
     let tokenizer = || {
         let path = run.join(TOKENIZER);
         let own = Tokenizer::load(&path).map_err(|error| {
-            error.expecting("the tokenizer of the model that it started from; copy it from there")
+            error.expecting(
+                "the tokenizer of the model that it started from; copy it from there, or from an \
+                    import of that model",
+            )
         })?;
         let kind = config.data.tokenizer;
         match saved {
@@ -362,7 +361,7 @@ pub(super) fn data_of(
 }
 
 /// Keeps the scan of the data of a run.
-pub(super) fn record_scan(run: &Path, scan: &Scan) -> Result<(), Error> {
+pub(super) fn record_scan(run: &Path, scan: &Scan) -> Result {
     let text = serde_json::to_vec_pretty(scan).expect("plain values");
     disk::write_atomically(&run.join(SCAN), &text)
 }
@@ -375,7 +374,7 @@ pub fn data_source(config: &Config) -> Source {
     Source { path, kind: Some(*tokenizer), validation: *validation_share }
 }
 
-fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData, Error> {
+fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData> {
     if let Some(task) = config.task()? {
         let problem = format!("expected \"\", found {:?}, for `sparse24 finetune`", task.name);
         return Err(Error::setting("task.name", problem));
@@ -398,7 +397,7 @@ pub(super) fn vocabulary(config: &Config, data: &RunData, rows: usize) -> usize 
 }
 
 /// A trainer at step 0, if this machine has enough memory.
-pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer, Error> {
+pub(super) fn new_trainer(config: &Config, vocabulary: usize) -> Result<Trainer> {
     trainer_in(Box::new(Solo), config, vocabulary)
 }
 
@@ -407,14 +406,14 @@ pub(super) fn trainer_in(
     group: Box<dyn Group>,
     config: &Config,
     vocabulary: usize,
-) -> Result<Trainer, Error> {
+) -> Result<Trainer> {
     let recipe = config.recipe(vocabulary)?;
     check_memory(config, &recipe, group.on_this_machine())?;
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
 /// Refuses what main memory cannot hold `ranks` times.
-pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Result<(), Error> {
+pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Result {
     let needed = Needs::of(config, recipe, config.steps)?.memory;
     let problem = machine::memory().and_then(|memory| memory.refuses(needed, ranks));
     let problem = problem.or_else(|| machine::lacks_address_space(needed));
@@ -425,14 +424,14 @@ pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Re
 ///
 /// # Errors
 /// [`Error::Setting`]; errors from the backend.
-pub fn check_tensors(config: &Config, recipe: &Recipe) -> Result<bool, Error> {
+pub fn check_tensors(config: &Config, recipe: &Recipe) -> Result<bool> {
     let device = (config.backend_entry()?.device_capabilities)(config.backend.gpu)?;
     device.map_or(Ok(()), |device| recipe.check_tensors(device, 1))?;
     Ok(device.is_some())
 }
 
 /// Opens the backend of the configuration.
-pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>, Error> {
+pub(super) fn open_backend(config: &Config) -> Result<Box<dyn Backend>> {
     Ok((config.backend_entry()?.open)(config.backend.settings())?)
 }
 

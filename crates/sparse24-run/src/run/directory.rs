@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Error, checkpoint,
+    Error, Result, checkpoint,
     config::RESTORE,
     disk::{self, As, Confined, confine},
 };
@@ -47,7 +47,7 @@ impl RunDirectory {
     /// # Errors
     /// [`Error::File`] if it exists and is not an empty directory; [`Error::Io`] if it is in use or
     /// cannot be made.
-    pub fn create(path: &Path) -> Result<Self, Error> {
+    pub fn create(path: &Path) -> Result<Self> {
         // Checked before locking, so that a foreign directory gets no lock file, and again after,
         // in case another process was faster.
         Self::check_free(path)?;
@@ -67,9 +67,9 @@ impl RunDirectory {
     ///
     /// # Errors
     /// [`Error::File`] if it would not; [`Error::Io`].
-    pub fn check_free(path: &Path) -> Result<(), Error> {
+    pub fn check_free(path: &Path) -> Result {
         disk::check_directory(path)?;
-        match path.is_dir() {
+        match disk::is_folder(path)? {
             true => contents(path)?.occupied.map_or(Ok(()), |name| Err(occupied_by(path, &name))),
             false => Ok(()),
         }
@@ -79,8 +79,8 @@ impl RunDirectory {
     /// that were made.
     pub(super) fn filled<T>(
         path: &Path,
-        fill: impl FnOnce(&Self) -> Result<T, Error>,
-    ) -> Result<(Self, T), Error> {
+        fill: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<(Self, T)> {
         let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let missing: Vec<_> = path.ancestors().take_while(is_missing).collect();
         let created = Self::create(path);
@@ -110,7 +110,7 @@ impl RunDirectory {
     ///
     /// # Errors
     /// [`Error::File`] if it is not a run directory; [`Error::Io`], also if it is in use.
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self> {
         let has_config = has_config(path)?;
         if !path.is_dir() {
             return Err(Self::missing(path));
@@ -181,7 +181,7 @@ impl RunDirectory {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn write(&self, file: &Path, contents: &[u8]) -> Result<(), Error> {
+    pub fn write(&self, file: &Path, contents: &[u8]) -> Result {
         disk::write_atomically(file, contents)
     }
 }
@@ -190,13 +190,13 @@ impl RunDirectory {
 ///
 /// # Errors
 /// [`Error::Io`] where the system does not show it.
-pub fn has_config(path: &Path) -> Result<bool, Error> {
-    let config = path.join(CONFIG);
-    match fs::metadata(&config) {
-        Ok(file) => Ok(file.is_file() && file.len() > 0),
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
-        Err(e) => Err(Error::io("read", config, e)),
-    }
+pub fn has_config(path: &Path) -> Result<bool> {
+    is_filled(&path.join(CONFIG))
+}
+
+/// Whether a file is there and not empty.
+fn is_filled(file: &Path) -> Result<bool> {
+    Ok(disk::is_file(file)? && fs::metadata(file).is_ok_and(|found| found.len() > 0))
 }
 
 /// The error for a directory without a configuration; a run that has lost it can get it back.
@@ -220,7 +220,7 @@ fn occupied_by(path: &Path, name: &str) -> Error {
     )
 }
 
-fn remove(path: &Path) -> Result<(), Error> {
+fn remove(path: &Path) -> Result {
     // A link to a directory is no directory.
     if path.is_dir() && !path.is_symlink() {
         disk::remove_directory(path)
@@ -230,12 +230,12 @@ fn remove(path: &Path) -> Result<(), Error> {
 }
 
 /// Removes everything except a search and its report.
-fn empty(path: &Path) -> Result<(), Error> {
+fn empty(path: &Path) -> Result {
     let names = names(path)?.into_iter().filter(|name| ![SEARCH, REPORT].contains(&name.as_str()));
     names.into_iter().try_for_each(|name| remove(&path.join(name)))
 }
 
-fn names(path: &Path) -> Result<Vec<String>, Error> {
+fn names(path: &Path) -> Result<Vec<String>> {
     let names = disk::names(path)?.into_iter();
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
@@ -249,13 +249,13 @@ struct Contents {
     remains: Vec<String>,
 }
 
-fn contents(path: &Path) -> Result<Contents, Error> {
+fn contents(path: &Path) -> Result<Contents> {
     let mut names = names(path)?;
     let was_locked = names.iter().any(|name| name == LOCK);
     let has_search = names.iter().any(|name| name == SEARCH);
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     names.retain(|name| name != REPORT || !has_search);
-    let has_metrics = fs::metadata(path.join(METRICS)).is_ok_and(|metrics| metrics.len() > 0);
+    let has_metrics = is_filled(&path.join(METRICS))?;
     let is_of_start = |name: &String| name == "step-00000000" || name.starts_with(".tmp-");
     let has_steps = !self::names(&path.join(CHECKPOINTS))?.iter().all(is_of_start);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
@@ -275,9 +275,13 @@ pub struct Lock(#[allow(dead_code, reason = "held for its drop")] [Option<File>;
 ///
 /// # Errors
 /// [`Error::Io`], also if another process holds it.
-pub fn lock(directory: &Path) -> Result<Lock, Error> {
+pub fn lock(directory: &Path) -> Result<Lock> {
     let path = directory.join(LOCK);
-    let lock_error = |e| Error::io("lock", &path, e);
+    // The file must not keep the folder from being removed.
+    let lock_error = |e| {
+        let _ = disk::remove_file(&path);
+        Error::io("lock", &path, e)
+    };
     let mut file = disk::open_as(&path, As::Lock)?;
     let folder = disk::open_directory(directory).ok();
     let locked = match folder.as_ref().map(File::try_lock) {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{MetricsLog, StepMetrics, components::run_config, directory::METRICS};
-use crate::{Error, config::Config};
+use crate::{Error, Result, config::Config};
 use sparse24_train::method::PhaseKind;
 
 /// Number of matched samples for mu; a single one has the noise of a few hundred flips.
@@ -29,7 +29,7 @@ impl FlipReference {
     /// # Errors
     /// [`Error::Setting`] for a run that is not dense, has another model, data order or schedule,
     /// or has no samples.
-    pub(super) fn open(config: &Config) -> Result<Option<Self>, Error> {
+    pub(super) fn open(config: &Config) -> Result<Option<Self>> {
         if config.run.flip_reference.is_empty() {
             return Ok(None);
         }

@@ -10,7 +10,7 @@ use super::{
     snapshot::{no_dataset, none},
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{DatasetIdentity, Fingerprint, State},
     config::{self, Config, UNSET, renamed},
     data::Tokenizer,
@@ -63,7 +63,7 @@ pub fn of_data(data: &RunData) -> DatasetIdentity {
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::File`] for shards that cannot be read.
-pub fn of_same_data(data: &RunData, saved: DatasetIdentity) -> Result<DatasetIdentity, Error> {
+pub fn of_same_data(data: &RunData, saved: DatasetIdentity) -> Result<DatasetIdentity> {
     let now = of_data(data);
     let RunData::Text(dataset) = data else { return Ok(now) };
     let is_prepared = dataset.train().shards().iter().any(|shard| shard.origin().is_some());
@@ -82,12 +82,12 @@ pub(super) fn of_tokenizer(tokenizer: Option<&Tokenizer>) -> Fingerprint {
 }
 
 /// The method of a checkpoint's configuration.
-pub(super) fn method(saved: &State) -> Result<Method, Error> {
+pub(super) fn method(saved: &State) -> Result<Method> {
     Config::of_document(document(saved)?, &[])?.method_value()
 }
 
 /// The configuration that a checkpoint records, with the present names of its keys.
-fn document(saved: &State) -> Result<Table, Error> {
+fn document(saved: &State) -> Result<Table> {
     let text: String =
         saved.config.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
     let mut document = text
@@ -98,7 +98,7 @@ fn document(saved: &State) -> Result<Table, Error> {
 }
 
 /// The settings that a checkpoint records, with the present names of their keys.
-fn saved_settings(saved: &State) -> Result<BTreeMap<String, String>, Error> {
+fn saved_settings(saved: &State) -> Result<BTreeMap<String, String>> {
     document(saved).map(config::dotted)
 }
 
@@ -148,14 +148,14 @@ fn settings(saved: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
 const MEASURED: [&str; 2] = ["run.eval_tokens", "seed"];
 
 /// Whether evaluations measure now what they measured when a checkpoint was saved.
-pub(super) fn measure_alike(saved: &State, now: &State) -> Result<bool, Error> {
+pub(super) fn measure_alike(saved: &State, now: &State) -> Result<bool> {
     let settings = saved_settings(saved)?;
     Ok(saved.dataset == now.dataset
         && MEASURED.iter().all(|key| settings.get(*key) == now.config.get(*key)))
 }
 
 /// The configuration that a checkpoint was saved with; neutral settings are those of `now`.
-pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
+pub(super) fn config_of(saved: &State, now: Config) -> Result<Config> {
     match settings(&saved_settings(saved)?, &now.decisive()).is_empty() {
         true => Ok(now),
         false => now.recorded(document(saved)?),
@@ -163,7 +163,7 @@ pub(super) fn config_of(saved: &State, now: Config) -> Result<Config, Error> {
 }
 
 /// Refuses names to allow that are no key or section of a run's identity.
-pub(super) fn check_names(allowed: &[String], config: &Config) -> Result<(), Error> {
+pub(super) fn check_names(allowed: &[String], config: &Config) -> Result {
     let decisive = config.decisive();
     let keys = || decisive.keys().map(String::as_str).chain(UNSET.map(|(key, _)| key));
     let is_known = |name: &str| covers(name, DATA) || keys().any(|key| covers(name, key));
@@ -182,11 +182,13 @@ pub(super) fn check(
     now: &State,
     allowed: &[String],
     accept: impl FnOnce(&str) -> String,
-) -> Result<Vec<(String, String)>, Error> {
+) -> Result<Vec<(String, String)>> {
     if saved.dataset == no_dataset() {
-        let problem = "is an imported model, which was not trained here; start a run from it \
-            with `sparse24 train --init-from`";
-        return Err(Error::file(path, problem));
+        bail!(
+            path,
+            "is an imported model, which was not trained here; start a run from it \
+            with `sparse24 train --init-from`"
+        );
     }
     let mut differences = settings(&saved_settings(saved)?, &now.config);
     // Without masked decay, its factor has no effect.
@@ -233,7 +235,7 @@ pub(super) fn check(
     if !refused.iter().all(|d| d.fits) {
         let advice = "which changes the shape or meaning of its weights or moments; undo the \
                       change, or start a new run";
-        return Err(Error::file(path, format!("{problem}, {advice}")));
+        bail!(path, "{problem}, {advice}");
     }
     let undo = |d: &Difference| {
         let value = d.was.strip_prefix(&d.key)?.strip_prefix(" = ")?;

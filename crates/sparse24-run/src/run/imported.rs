@@ -8,7 +8,7 @@ use super::{
     snapshot::no_dataset,
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{self, Checkpoint, NamedTensor, State},
     config::Config,
     data::Tokenizer,
@@ -27,7 +27,7 @@ pub fn save_imported(
     weights: Vec<NamedTensor>,
     tokenizer: Option<&Tokenizer>,
     directory: &Path,
-) -> Result<PathBuf, Error> {
+) -> Result<PathBuf> {
     config.check()?;
     let vocabulary = weights
         .iter()

@@ -9,7 +9,7 @@ use sparse24_core::flip::tile_gap;
 
 use super::{Instruments, LayerInstruments};
 use crate::{
-    Error,
+    Result,
     checkpoint::{NamedTensor, Values},
 };
 use sparse24_train::trainer::{GradientNoise, MaskChange, Trainer};
@@ -64,7 +64,7 @@ impl FlipCounts {
         &mut self,
         trainer: &mut Trainer,
         noise: &[GradientNoise],
-    ) -> Result<Instruments, Error> {
+    ) -> Result<Instruments> {
         let all = trainer.tiles();
         let (for_gap, written) = (all.div_ceil(GAPS).max(1), all.div_ceil(TILES).max(1));
         let mut total = Total::default();

@@ -12,7 +12,7 @@ use std::{
 use jiff::Timestamp;
 
 use crate::{
-    Error,
+    Error, Result,
     disk::{self, As},
 };
 
@@ -31,7 +31,7 @@ impl Log {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self> {
         Ok(Self { path: path.to_owned(), file: disk::open_as(path, As::Appended)? })
     }
 
@@ -39,7 +39,7 @@ impl Log {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn try_clone(&self) -> Result<Self, Error> {
+    pub(super) fn try_clone(&self) -> Result<Self> {
         let file = self.file.try_clone().map_err(|e| Error::io("open", &self.path, e))?;
         Ok(Self { path: self.path.clone(), file })
     }
@@ -55,7 +55,7 @@ impl Log {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn line(&mut self, text: &str) -> Result<(), Error> {
+    pub fn line(&mut self, text: &str) -> Result {
         let line = format!("{} {}\n", now(), text.replace(['\n', '\r'], " "));
         self.file.write_all(line.as_bytes()).map_err(|e| Error::io("write", &self.path, e))
     }

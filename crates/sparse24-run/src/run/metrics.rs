@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Provenance, directory::PROVENANCE};
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::PhaseKind,
     disk::{self, As},
 };
@@ -182,7 +182,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::Io`], also if the file exists.
-    pub fn create(path: &Path) -> Result<Self, Error> {
+    pub fn create(path: &Path) -> Result<Self> {
         drop(disk::open_as(path, As::New)?);
         // Somebody else may cut the file, and the next line must follow what is left.
         let file = disk::open_as(path, As::Appended)?;
@@ -196,7 +196,7 @@ impl MetricsLog {
     /// # Errors
     /// [`Error::File`] for what is not a file, and for a damaged one of more than a GiB;
     /// [`Error::Io`].
-    pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut), Error> {
+    pub fn resume(path: &Path, step: u32) -> Result<(Self, Cut)> {
         let (mut last, mut line, mut end, mut lines) = (None, None, 0, 0);
         let mut lost = Lost::default();
         let step_of = |last: &Option<StepMetrics>| last.as_ref().map_or(0, |last| last.step);
@@ -243,19 +243,10 @@ impl MetricsLog {
     }
 
     /// Renames a damaged file, and writes its readable lines again.
-    fn mend(path: &Path) -> Result<String, Error> {
+    fn mend(path: &Path) -> Result<String> {
         let (kept, name) = disk::keep(path)?;
         let mut lines = Lines::open(&kept)?;
-        disk::replace(path, |new| {
-            loop {
-                match lines.next() {
-                    Ok(Some(_)) => new.write(&lines.line)?,
-                    Ok(None) => return Ok(()),
-                    Err(Error::File { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        })?;
+        disk::replace(path, |new| lines.salvage(|_, line| new.write(line)).map(drop))?;
         Ok(format!("the file is kept as {name}, and its readable lines are carried over"))
     }
 
@@ -263,7 +254,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::File`] if it does not; [`Error::Io`].
-    pub(super) fn check_place(&self) -> Result<(), Error> {
+    pub(super) fn check_place(&self) -> Result {
         if disk::leads_to(&self.path, &self.file)? {
             return Ok(());
         }
@@ -275,29 +266,39 @@ impl MetricsLog {
     /// Appends one step. If the last line is of the same step, it is replaced atomically.
     ///
     /// # Errors
-    /// [`Error::File`], with nothing written, for a step before the last one, or a value that is
-    /// not finite where NaN is not documented; [`Error::Io`].
-    pub fn append(&mut self, metrics: &StepMetrics) -> Result<(), Error> {
+    /// [`Error::File`] for a step before the last one, a line above 1 MiB, or a value that is not
+    /// finite where NaN is not documented; [`Error::Io`]. Nothing is written then.
+    pub fn append(&mut self, metrics: &StepMetrics) -> Result {
         let mut line = serde_json::to_vec(metrics).expect("numbers are JSON");
         let read = serde_json::from_slice::<StepMetrics>(&line);
         // An optional value that is not finite would be read as none.
         let is_whole =
             read.is_ok_and(|read| serde_json::to_vec(&read).ok().as_ref() == Some(&line));
-        if !is_whole || self.last.is_some_and(|(last, _)| metrics.step < last) {
-            let problem = format!(
-                "cannot hold step {}: a value is not finite, or a later step is there",
+        line.push(b'\n');
+        let is_long = line.len() as u64 > LONGEST_LINE;
+        if !is_whole || is_long || self.last.is_some_and(|(last, _)| metrics.step < last) {
+            bail!(
+                &self.path,
+                "cannot hold step {}: a value is not finite, its line is longer than \
+                    {LONGEST_LINE} bytes, or a later step is there",
                 metrics.step
             );
-            return Err(Error::file(&self.path, problem));
         }
-        line.push(b'\n');
         match self.last {
             Some((step, begin)) if step == metrics.step => {
                 rewrite(&self.path, begin, &line)?;
                 self.file = disk::open_as(&self.path, As::Appended)?;
                 self.end = begin;
             }
-            _ => self.file.write_all(&line).map_err(|e| Error::io("write", &self.path, e))?,
+            _ => {
+                let failed = |e| Error::io("write", &self.path, e);
+                let before = self.file.metadata().map_err(failed)?.len();
+                self.file.write_all(&line).map_err(|e| {
+                    // The next line must not follow a part of this one.
+                    let _ = self.file.set_len(before);
+                    failed(e)
+                })?;
+            }
         }
         self.last = Some((metrics.step, self.end));
         self.end += line.len() as u64;
@@ -309,7 +310,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::Io`], now and from the task.
-    pub fn syncer(&self) -> Result<impl FnOnce() -> Result<(), Error> + Send + 'static, Error> {
+    pub fn syncer(&self) -> Result<impl FnOnce() -> Result + Send + 'static> {
         let path = self.path.clone();
         let file = self.file.try_clone().map_err(|e| Error::io("sync", &path, e))?;
         Ok(move || file.sync_data().map_err(|e| Error::io("sync", path, e)))
@@ -320,9 +321,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// Same as [`MetricsLog::resume`]. No item after an error counts.
-    pub fn steps(
-        path: &Path,
-    ) -> Result<impl Iterator<Item = Result<StepMetrics, Error>> + use<>, Error> {
+    pub fn steps(path: &Path) -> Result<impl Iterator<Item = Result<StepMetrics>> + use<>> {
         let mut lines = Lines::open(path)?;
         Ok(iter::from_fn(move || lines.next().transpose()))
     }
@@ -331,28 +330,14 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::File`] for a file that is too large for metrics; [`Error::Io`].
-    pub fn salvage(path: &Path, mut take: impl FnMut(StepMetrics)) -> Result<Salvage, Error> {
+    pub fn salvage(path: &Path, mut take: impl FnMut(StepMetrics)) -> Result<Salvage> {
         if disk::open(path)?.1 > LARGEST {
-            return Err(Error::file(path, "is larger than 16 GiB, which metrics never are"));
+            bail!(path, "is larger than 16 GiB, which metrics never are");
         }
-        let (mut lines, mut salvage) = (Lines::open(path)?, Salvage::default());
-        loop {
-            match lines.next() {
-                Ok(Some(metrics)) => {
-                    take(metrics);
-                    continue;
-                }
-                Ok(None) if !lines.is_broken => break,
-                Ok(None) | Err(Error::File { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            salvage.damaged += 1;
-            if salvage.damaged == 1 {
-                salvage.first = lines.number;
-            }
-        }
-        salvage.lines = lines.number;
-        Ok(salvage)
+        Lines::open(path)?.salvage(|metrics, _| {
+            take(metrics);
+            Ok(())
+        })
     }
 }
 
@@ -369,7 +354,7 @@ pub(super) struct Best {
 
 impl Best {
     /// Starts empty.
-    pub(super) fn of(run: &Path) -> Result<Self, Error> {
+    pub(super) fn of(run: &Path) -> Result<Self> {
         let mut best = Self::default();
         for start in Provenance::readable(&run.join(PROVENANCE))? {
             best.resumed(start.after, start.measured_anew_after);
@@ -410,7 +395,7 @@ pub struct Salvage {
 }
 
 /// Replaces the bytes after the first `keep`.
-fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result<(), Error> {
+fn rewrite(path: &Path, keep: u64, tail: &[u8]) -> Result {
     let (file, _) = disk::open(path)?;
     let mut kept = BufReader::new(file.take(keep));
     disk::replace(path, |new| {
@@ -452,7 +437,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, Error> {
+    fn open(path: &Path) -> Result<Self> {
         let (file, size) = disk::open(path)?;
         Ok(Self {
             path: path.to_owned(),
@@ -466,7 +451,46 @@ impl Lines {
         })
     }
 
-    fn next(&mut self) -> Result<Option<StepMetrics>, Error> {
+    /// Passes every readable line to `take`, in ascending order of steps. Of two lines out of this
+    /// order, the first is damaged if the second follows the line before both.
+    fn salvage(&mut self, mut take: impl FnMut(StepMetrics, &[u8]) -> Result) -> Result<Salvage> {
+        let mut salvage = Salvage::default();
+        let (mut held, mut before) = (None::<(StepMetrics, Vec<u8>, usize)>, None);
+        loop {
+            // The order is judged here.
+            self.step = None;
+            let damaged = match self.next() {
+                Ok(Some(metrics)) => {
+                    let step = Some(metrics.step);
+                    let last = held.as_ref().map(|(held, ..)| held.step);
+                    let next = (metrics, self.line.clone(), self.number);
+                    if last < step {
+                        if let Some((metrics, line, _)) = held.replace(next) {
+                            before = Some(metrics.step);
+                            take(metrics, &line)?;
+                        }
+                        continue;
+                    }
+                    match before < step {
+                        true => held.replace(next).map_or(0, |(.., number)| number),
+                        false => self.number,
+                    }
+                }
+                Ok(None) if !self.is_broken => break,
+                Ok(None) | Err(Error::File { .. }) => self.number,
+                Err(error) => return Err(error),
+            };
+            salvage.damaged += 1;
+            if salvage.damaged == 1 {
+                salvage.first = damaged;
+            }
+        }
+        salvage.lines = self.number;
+        held.map_or(Ok(()), |(metrics, line, _)| take(metrics, &line))?;
+        Ok(salvage)
+    }
+
+    fn next(&mut self) -> Result<Option<StepMetrics>> {
         let read_error = |e| Error::io("read", &self.path, e);
         self.is_broken = false;
         if mem::take(&mut self.is_unfinished) {
@@ -484,13 +508,11 @@ impl Lines {
         self.end += length as u64;
         if length as u64 > LONGEST_LINE {
             self.is_unfinished = self.line.last() != Some(&b'\n');
-            return Err(Error::file(
+            bail!(
                 &self.path,
-                format!(
-                    "line {} is longer than {LONGEST_LINE} bytes, too long for metrics",
-                    self.number
-                ),
-            ));
+                "line {} is longer than {LONGEST_LINE} bytes, too long for metrics",
+                self.number
+            );
         }
         let is_last = self.reader.fill_buf().map_err(read_error)?.is_empty();
         let is_whole = self.line.last() == Some(&b'\n');

@@ -20,7 +20,7 @@ use super::{
     snapshot::{check_weights, ends, no_dataset, restore, scale, take_average},
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{self, Checkpoint, NamedTensor},
     config::Config,
     data::{Dataset, Tokenizer, is_shards},
@@ -57,7 +57,7 @@ impl Model {
     /// # Errors
     /// [`Error::File`] if there is none, it is damaged, or the tokenizer is not the one it was
     /// saved with.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path) -> Result<Self> {
         Self::lasting(|| locate(path))
     }
 
@@ -66,18 +66,15 @@ impl Model {
     /// # Errors
     /// [`Error::File`] for a run without evaluations or without that checkpoint; errors of
     /// [`Self::read`].
-    pub fn read_best(run: &Path) -> Result<Self, Error> {
+    pub fn read_best(run: &Path) -> Result<Self> {
         if !has_config(run)? {
-            return Err(Error::file(
-                run,
-                "is not a run directory; only a run has a best checkpoint",
-            ));
+            bail!(run, "is not a run directory; only a run has a best checkpoint");
         }
         Self::lasting(|| {
             let confined = confine(run)?;
             let mut best = Best::of(run)?;
             let metrics = run.join(METRICS);
-            if disk::exists(&metrics) {
+            if disk::exists(&metrics)? {
                 for metrics in MetricsLog::steps(&metrics)? {
                     best.next(&metrics?);
                 }
@@ -92,19 +89,19 @@ impl Model {
                 };
                 return Err(Error::file(run, problem));
             };
-            let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step) else {
-                let problem = format!(
+            let Some(from) = checkpoint::named(&run.join(CHECKPOINTS), step)? else {
+                bail!(
+                    run,
                     "has no checkpoint of step {step}, where its validation loss was lowest \
                      ({loss:.4}); the best checkpoint is kept only while run.keep_best = true"
                 );
-                return Err(Error::file(run, problem));
             };
             Ok((run.to_owned(), confined, from))
         })
     }
 
     /// Reads a checkpoint. If a training run has removed it meanwhile, locates and reads another.
-    fn lasting(locate: impl Fn() -> Result<Located, Error>) -> Result<Self, Error> {
+    fn lasting(locate: impl Fn() -> Result<Located>) -> Result<Self> {
         let mut tries = 0..MOST_TRIES;
         loop {
             let located = locate()?;
@@ -116,7 +113,7 @@ impl Model {
         }
     }
 
-    fn located((run, confined, from): Located) -> Result<Self, Error> {
+    fn located((run, confined, from): Located) -> Result<Self> {
         let checkpoint = checkpoint::load(&from)?;
         let config =
             config_of(&checkpoint.state, run_config(&run)?).map_err(|error| match error {
@@ -132,24 +129,25 @@ impl Model {
         };
         let vocabulary = checkpoint.weight(table).ok_or_else(missing)?.shape[0];
         let beside = run.join(TOKENIZER);
-        let tokenizer = disk::exists(&beside).then(|| Tokenizer::load(&beside)).transpose()?;
+        let tokenizer = disk::exists(&beside)?.then(|| Tokenizer::load(&beside)).transpose()?;
         if checkpoint.state.tokenizer != of_tokenizer(tokenizer.as_ref()) {
             let what = if tokenizer.is_some() { "is not" } else { "is missing," };
-            return Err(Error::file(
+            bail!(
                 beside,
-                format!("{what} the tokenizer that {} was saved with; restore it", from.display()),
-            ));
+                "{what} the tokenizer that {} was saved with; restore it",
+                from.display()
+            );
         }
         if let Some(tokens) = tokenizer
             .as_ref()
             .map(Tokenizer::vocabulary)
             .filter(|&tokens| tokens as usize > vocabulary)
         {
-            let problem = format!(
+            bail!(
+                from,
                 "has a {table} of {vocabulary} rows for the {tokens} tokens of its tokenizer; \
                     name another checkpoint"
             );
-            return Err(Error::file(from, problem));
         }
         let recipe = config.recipe(vocabulary)?;
         Ok(Self { config, checkpoint, tokenizer, recipe, run, _confined: confined })
@@ -159,15 +157,17 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::File`] for a checkpoint without them.
-    pub fn averaged(mut self) -> Result<Self, Error> {
+    pub fn averaged(mut self) -> Result<Self> {
         let mut weights = std::mem::take(&mut self.checkpoint.weights);
         for weight in &mut weights {
             let average = take_average(&mut self.checkpoint, &weight.name)
                 .filter(|average| average.len() == weight.values.len());
             let Some(average) = average else {
-                let problem = "its checkpoint holds no moving average of the weights, which \
-                    optimizer.ema_decay keeps while a run trains";
-                return Err(Error::file(&self.run, problem));
+                bail!(
+                    &self.run,
+                    "its checkpoint holds no moving average of the weights, which \
+                    optimizer.ema_decay keeps while a run trains"
+                );
             };
             weight.values = average;
         }
@@ -195,7 +195,7 @@ impl Model {
     /// # Errors
     /// [`Error::Parameter`] for a soft-thresholded weight without its scale; [`Error::Train`]
     /// for a mask that is not row-wise.
-    pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>, Error> {
+    pub fn mapped_weights(&self) -> Result<Cow<'_, [NamedTensor]>> {
         let WeightOperand::Pruned(_, KeptValues::SoftThreshold) = self.phase().forward else {
             return Ok(Cow::Borrowed(&self.checkpoint.weights));
         };
@@ -226,7 +226,7 @@ impl Model {
     /// # Errors
     /// Errors from [`open_data`](super::open_data); [`Error::File`] for data that have
     /// changed since.
-    pub fn data(&self) -> Result<RunData, Error> {
+    pub fn data(&self) -> Result<RunData> {
         let trained_on = self.checkpoint.state.dataset;
         if trained_on == no_dataset() {
             if self.tokenizer.is_none() && self.config.image_source().is_none() {
@@ -250,7 +250,7 @@ impl Model {
     /// # Errors
     /// Errors from the data; [`Error::File`] for text that no tokenizer can read, and for ids
     /// beyond the model's vocabulary.
-    pub fn other_data(&self, path: &Path) -> Result<RunData, Error> {
+    pub fn other_data(&self, path: &Path) -> Result<RunData> {
         if let (Some(source), Some(tokenizer)) = (self.config.task_source()?, &self.tokenizer) {
             let source = TaskSource { folder: path.to_owned(), ..source };
             return Ok(Examples::open_validation(source, tokenizer)?.into());
@@ -276,7 +276,10 @@ impl Model {
     }
 
     /// Refuses text, which needs a tokenizer. A path that does not exist is not an error here.
-    fn check_readable(&self, path: &Path) -> Result<(), Error> {
+    fn check_readable(&self, path: &Path) -> Result {
+        if self.config.pair_source().is_some() {
+            bail!(&self.run, "has no dictionary, which sentence pairs need");
+        }
         if path.as_os_str().is_empty() {
             return Err(Error::setting(
                 "data.path",
@@ -285,9 +288,11 @@ impl Model {
             ));
         }
         if path.exists() && !is_shards(path) {
-            let problem = "is text, which this model has no tokenizer for; expected a folder of \
-                prepared shards (train.bin and val.bin)";
-            return Err(Error::file(path, problem));
+            bail!(
+                path,
+                "is text, which this model has no tokenizer for; expected a folder of \
+                prepared shards (train.bin and val.bin)"
+            );
         }
         Ok(())
     }
@@ -310,7 +315,7 @@ impl Model {
     /// # Errors
     /// [`Error::File`] for a checkpoint of another model than the configuration's; errors from the
     /// backend.
-    pub fn into_trainer(self) -> Result<Trainer, Error> {
+    pub fn into_trainer(self) -> Result<Trainer> {
         let Self { mut config, checkpoint, recipe, run, .. } = self;
         config.batch.size = evaluated_at_once(&config);
         config.batch.replicas = NonZeroU32::MIN;
@@ -362,7 +367,7 @@ fn is_gone(checkpoint: &Path) -> bool {
 ///
 /// # Errors
 /// [`Error::File`] if the path is neither, or no checkpoint verifies.
-fn locate(path: &Path) -> Result<Located, Error> {
+fn locate(path: &Path) -> Result<Located> {
     if checkpoint::step_of(path).is_some() {
         let absolute = std::path::absolute(path).map_err(|e| Error::io("find", path, e))?;
         let run = absolute.ancestors().nth(2).unwrap_or(&absolute);
@@ -379,10 +384,10 @@ fn locate(path: &Path) -> Result<Located, Error> {
         if path.join(PROVENANCE).is_file() {
             return Err(without_config(path));
         }
-        return Err(Error::file(
+        bail!(
             path,
-            "is neither a run directory, which holds a config.toml, nor a checkpoint of one",
-        ));
+            "is neither a run directory, which holds a config.toml, nor a checkpoint of one"
+        );
     }
     let confined = confine(path)?;
     let mut tries = 0..MOST_TRIES;

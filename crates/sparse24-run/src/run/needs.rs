@@ -1,6 +1,6 @@
 //! The memory that a run needs, and the disk space for its checkpoints.
 
-use crate::{Error, config::Config};
+use crate::{Result, config::Config};
 use sparse24_train::{
     backend::Placement,
     estimate::{Estimate, estimate},
@@ -24,7 +24,7 @@ impl Needs {
     ///
     /// # Errors
     /// Errors of the estimate.
-    pub fn of(config: &Config, recipe: &Recipe, until: u32) -> Result<Self, Error> {
+    pub fn of(config: &Config, recipe: &Recipe, until: u32) -> Result<Self> {
         let backend = config.backend_entry()?;
         let estimate = estimate(recipe, backend)?;
         // Four bytes per tile, for flip counts.

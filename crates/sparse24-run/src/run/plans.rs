@@ -6,17 +6,17 @@
 use std::path::Path;
 
 use super::directory::{CONFIG, PLANS};
-use crate::{Error, disk, json};
+use crate::{Error, Result, disk, json};
 use sparse24_train::{
     backend::{PLANNED_ON, Plans},
     trainer::Trainer,
 };
 
-pub(super) fn write(path: &Path, plans: &Plans) -> Result<(), Error> {
+pub(super) fn write(path: &Path, plans: &Plans) -> Result {
     disk::write_atomically(path, &json::pretty(plans))
 }
 
-pub(super) fn read(path: &Path) -> Result<Plans, Error> {
+pub(super) fn read(path: &Path) -> Result<Plans> {
     let text = disk::read_small(path, 16 << 20)
         .map_err(|e| e.expecting("a run directory or a plans.json"))?;
     json::parse(&text, json::VALUES)
@@ -27,25 +27,21 @@ pub(super) fn read(path: &Path) -> Result<Plans, Error> {
 ///
 /// # Errors
 /// [`Error::File`] names the file, and the plan that this device or this build does not have.
-pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result<(), Error> {
+pub(super) fn use_file(trainer: &mut Trainer, path: &Path) -> Result {
     // A run may come from others.
-    let _confined = path.is_dir().then(|| disk::confine(path)).transpose()?;
+    let is_folder = disk::is_folder(path)?;
+    let _confined = is_folder.then(|| disk::confine(path)).transpose()?;
     let within = path.join(PLANS);
-    let file = if path.is_dir() { &within } else { path };
-    if path.join(CONFIG).is_file() && !disk::exists(file) {
-        let problem = "is a run without plans.json: nothing was timed; leave out --plans";
-        return Err(Error::file(path, problem));
+    let file = if is_folder { &within } else { path };
+    if path.join(CONFIG).is_file() && !disk::exists(file)? {
+        bail!(path, "is a run without plans.json: nothing was timed; leave out --plans");
     }
     let plans = read(file)?;
     trainer.use_plans(&plans).map_err(|error| of_file(error.into(), file))
 }
 
 /// Replays a run's own plans; returns a notice if they were timed on another device.
-pub(super) fn use_own(
-    trainer: &mut Trainer,
-    plans: &Plans,
-    file: &Path,
-) -> Result<Option<String>, Error> {
+pub(super) fn use_own(trainer: &mut Trainer, plans: &Plans, file: &Path) -> Result<Option<String>> {
     let here = trainer.backend().plans();
     match (plans.get(PLANNED_ON), here.get(PLANNED_ON)) {
         (Some(then), Some(now)) if then != now => Ok(Some(format!(

@@ -1,12 +1,12 @@
 //! `provenance.json`: what is needed to repeat a run besides its configuration. An array with one
 //! object per start, oldest first: the start of the run, then its resumes.
 
-use std::{collections::BTreeMap, env, path::Path};
+use std::{collections::BTreeMap, env, io::ErrorKind, path::Path};
 
 use serde::{Deserialize, Serialize};
 
 use super::log::now;
-use crate::{Error, checkpoint::NamedTensor, disk, json};
+use crate::{Error, Result, checkpoint::NamedTensor, disk, json};
 use sparse24_train::backend::Device;
 
 /// Weights at a start.
@@ -136,11 +136,9 @@ impl Provenance {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn record(&self, path: &Path) -> Result<Option<String>, Error> {
-        let mut kept = None;
-        if disk::exists(path) && matches!(Self::read(path), Err(Error::File { .. })) {
-            kept = Some(disk::keep(path)?.1);
-        }
+    pub fn record(&self, path: &Path) -> Result<Option<String>> {
+        let is_damaged = matches!(Self::read(path), Err(Error::File { .. }));
+        let kept = is_damaged.then(|| disk::keep(path)).transpose()?.map(|(_, name)| name);
         let mut starts = Self::readable(path)?;
         starts.push(self.clone());
         disk::write_atomically(path, &json::pretty(&starts))?;
@@ -151,10 +149,10 @@ impl Provenance {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn readable(path: &Path) -> Result<Vec<Self>, Error> {
+    pub fn readable(path: &Path) -> Result<Vec<Self>> {
         match Self::read(path) {
-            _ if !disk::exists(path) => Ok(Vec::new()),
             Err(Error::File { .. }) => Ok(Vec::new()),
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(Vec::new()),
             starts => starts,
         }
     }
@@ -163,7 +161,7 @@ impl Provenance {
     ///
     /// # Errors
     /// [`Error::File`] if the file is not such an array; [`Error::Io`].
-    pub fn read(path: &Path) -> Result<Vec<Self>, Error> {
+    pub fn read(path: &Path) -> Result<Vec<Self>> {
         let text = disk::read_small(path, 64 << 20)?;
         json::parse(&text, json::VALUES)
             .map_err(|e| Error::file(path, format!("not a list of starts: {e}")))

@@ -22,7 +22,7 @@ use super::{
     observer::{Asked, Observer},
 };
 use crate::{
-    Error,
+    Error, Result,
     config::{Config, NEUTRAL},
     data::{ReadAhead, Scan, Tokenizer},
     ranks::{Facts, agree, ranks_of},
@@ -57,7 +57,7 @@ pub(super) enum Ending {
 const STOP: &[u8] = b"stop";
 
 /// Sends an order from rank 0; returns whether another rank asks to stop.
-pub(super) fn order(group: &mut dyn Group, order: &Order) -> Result<bool, Error> {
+pub(super) fn order(group: &mut dyn Group, order: &Order) -> Result<bool> {
     if group.world() == 1 {
         return Ok(false);
     }
@@ -86,7 +86,7 @@ pub(super) fn set_up(
     trainer: &mut Trainer,
     vocabulary: usize,
     has_state: bool,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<String>> {
     if trainer.group().world() == 1 {
         return Ok(None);
     }
@@ -108,7 +108,7 @@ pub(super) fn set_up(
 }
 
 /// The part of the set-up that is the same on all ranks.
-fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Option<String>, Error> {
+fn settle(data: &RunData, trainer: &mut Trainer, has_state: bool) -> Result<Option<String>> {
     let backend = trainer.backend();
     let device = backend.plans().remove(PLANNED_ON);
     let simd = || format!("{} ({})", backend.device().backend, sparse24_cpu::Simd::detect());
@@ -138,7 +138,7 @@ pub fn facts(settings: BTreeMap<String, String>) -> Facts {
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, with the first tensor that differs; an error of the kind
 /// [`ErrorKind::Peer`] if a rank is gone.
-pub(super) fn compare_states(trainer: &mut Trainer) -> Result<(), Error> {
+pub(super) fn compare_states(trainer: &mut Trainer) -> Result {
     if trainer.group().world() == 1 {
         return Ok(());
     }
@@ -225,7 +225,7 @@ impl Follower {
     pub fn join(
         mut group: Box<dyn Group>,
         gpu: impl FnOnce(&str) -> Option<usize>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let misfit = |what: String| TrainError::Peer(format!("rank 0 sent a bad set-up: {what}"));
         let setup = group.broadcast(&[])?;
         let setup: Setup =
@@ -249,7 +249,7 @@ impl Follower {
     ///
     /// # Errors
     /// The error that ended the run, on this rank or on rank 0; errors of the group.
-    pub fn follow(mut self, observer: &mut dyn Observer) -> Result<Followed, Error> {
+    pub fn follow(mut self, observer: &mut dyn Observer) -> Result<Followed> {
         let mut stops = false;
         // Of a step that rank 0 may skip.
         let mut failure = None;

@@ -14,7 +14,7 @@ use super::{
     training::is_due,
 };
 use crate::{
-    Error,
+    Result,
     checkpoint::{self, Retention, State},
     config::Config,
     disk,
@@ -34,7 +34,7 @@ impl Run {
 
     /// Starts to save the current state, unless it was saved already, after waiting for the
     /// previous save. Pending metrics are appended first.
-    pub(super) fn save(&mut self) -> Result<(), Error> {
+    pub(super) fn save(&mut self) -> Result {
         let step = self.trainer.step();
         if self.saved == Some(step) {
             return Ok(());
@@ -73,19 +73,19 @@ impl Run {
     }
 
     /// Waits for the save in flight, if there is one.
-    pub(super) fn settle(&mut self) -> Result<(), Error> {
+    pub(super) fn settle(&mut self) -> Result {
         self.saver.wait().map(drop)
     }
 
     /// Sets aside the checkpoint of the last step, if it has one, since its model is broken.
-    pub(super) fn set_aside_last(&mut self) -> Result<(), Error> {
+    pub(super) fn set_aside_last(&mut self) -> Result {
         self.settle()?;
         let before = self.trainer.step().saturating_sub(1);
         checkpoint::set_aside_after(&self.directory.checkpoints(), before).map(drop)
     }
 
     /// Reports the error of a save that has ended.
-    pub(super) fn look_after_save(&mut self) -> Result<(), Error> {
+    pub(super) fn look_after_save(&mut self) -> Result {
         if self.saver.is_idle() { self.settle() } else { Ok(()) }
     }
 }
@@ -93,9 +93,9 @@ impl Run {
 /// Steps of checkpoints that no longer end a sparse phase, but did when they were saved, or were
 /// followed by a dense step according to the metrics. Also the last checkpoint that was saved in a
 /// sparse phase at a step that is dense now.
-pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result<Vec<u32>, Error> {
+pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result<Vec<u32>> {
     let (metrics, mut was_sparse, mut switches) = (directory.metrics(), false, Vec::new());
-    if disk::exists(&metrics) {
+    if disk::exists(&metrics)? {
         MetricsLog::salvage(&metrics, |metrics| {
             let is_sparse = metrics.phase == PhaseKind::Sparse;
             switches.extend((was_sparse && !is_sparse).then(|| metrics.step.saturating_sub(1)));
@@ -128,12 +128,7 @@ pub(super) fn former_ends(directory: &RunDirectory, trainer: &Trainer) -> Result
 
 /// Refuses a run whose checkpoints, those that it keeps and the one being written, will not fit on
 /// the disk. `former` earlier ones are kept too.
-pub(super) fn check_space(
-    config: &Config,
-    recipe: &Recipe,
-    former: usize,
-    run: &Path,
-) -> Result<(), Error> {
+pub(super) fn check_space(config: &Config, recipe: &Recipe, former: usize, run: &Path) -> Result {
     let there = checkpoint::count(&run.join(CHECKPOINTS))? as u64;
     let Needs { checkpoint, kept, .. } = Needs::of(config, recipe, config.steps)?;
     let most = kept.saturating_add(former as u64).saturating_add(1).saturating_sub(there).max(1);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use sparse24_core::Mask;
 
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{Checkpoint, DatasetIdentity, Fingerprint, NamedTensor, PhaseEnd, State, Values},
 };
 use sparse24_train::{
@@ -95,7 +95,7 @@ pub(super) fn position(trainer: &Trainer) -> State {
 ///
 /// # Errors
 /// Errors from the backend.
-pub fn checkpoint_of(trainer: &mut Trainer) -> Result<Checkpoint, Error> {
+pub fn checkpoint_of(trainer: &mut Trainer) -> Result<Checkpoint> {
     let state = position(trainer);
     snapshot(trainer, state, Vec::new(), None)?()
 }
@@ -107,7 +107,7 @@ pub(super) fn snapshot(
     state: State,
     mut auxiliary: Vec<NamedTensor<Values>>,
     spare: Option<Checkpoint>,
-) -> Result<impl FnOnce() -> Result<Checkpoint, Error> + Send + use<>, Error> {
+) -> Result<impl FnOnce() -> Result<Checkpoint> + Send + use<>> {
     let changes = trainer.progress().variance_changes.clone();
     if !changes.is_empty() {
         let (name, shape) = (VARIANCE_CHANGES.to_owned(), vec![changes.len()]);
@@ -171,7 +171,7 @@ pub(super) fn check_weights(
     model: &ModelSpec,
     weights: &[NamedTensor],
     may_lack: impl Fn(&str) -> bool,
-) -> Result<(), Error> {
+) -> Result {
     // The first of a repeated name, as the trainer takes it.
     let weights: HashMap<_, _> =
         weights.iter().rev().map(|tensor| (&tensor.name, tensor)).collect();
@@ -206,7 +206,7 @@ pub(super) fn check_weights(
 /// [`Error::Setting`] for a step beyond those of the recipe, or ends that its phases cannot have;
 /// [`Error::Parameter`] for a checkpoint that does not fit the trainer's model or method; errors
 /// from the backend.
-pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Error> {
+pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result {
     let changes = checkpoint.auxiliary.iter().find_map(|tensor| match &tensor.values {
         Values::F32(changes) if tensor.name == VARIANCE_CHANGES => Some(changes.clone()),
         _ => None,
@@ -222,7 +222,7 @@ pub fn restore(trainer: &mut Trainer, checkpoint: Checkpoint) -> Result<(), Erro
     Ok(trainer.restore(progress, &parameter_states(checkpoint)?)?)
 }
 
-fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>, Error> {
+fn parameter_states(checkpoint: Checkpoint) -> Result<Vec<ParameterState>> {
     fn by_name<V>(list: Vec<NamedTensor<V>>) -> HashMap<String, V> {
         list.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
     }

@@ -3,7 +3,12 @@
 //! Invariant: everything is checked before anything is written, and a new directory is a run only
 //! when it is complete.
 
-use std::{collections::BTreeMap, num::NonZeroU32, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
@@ -22,7 +27,7 @@ use super::{
     tokenizer::{check_rebuilt, save_tokenizer},
 };
 use crate::{
-    Error,
+    Error, Result,
     checkpoint::{self, NamedTensor, Saver, State},
     config::{Config, dotted, key_of, table_of},
     data::Tokenizer,
@@ -61,7 +66,7 @@ pub struct Resume {
     pub settings: Vec<String>,
     /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
-    /// Whether the run belongs to a set: its settings and data stay, so errors advise none.
+    /// Whether the run belongs to a set: its settings and data stay, so errors advise no others.
     pub is_member: bool,
 }
 
@@ -110,7 +115,7 @@ impl Run {
         data: impl Into<RunData>,
         given: Given<'_>,
         path: &Path,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         Self::start_in(Box::new(Solo), config, data, given, path)
     }
 
@@ -126,7 +131,7 @@ impl Run {
         data: impl Into<RunData>,
         given: Given<'_>,
         path: &Path,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let data = data.into();
         on_configured(config.backend.threads, || Self::begin(group, config, data, given, path))
     }
@@ -137,7 +142,7 @@ impl Run {
         data: RunData,
         Given { weights: initial, plans, lambda }: Given<'_>,
         path: &Path,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         if config.batch.replicas == NonZeroU32::MIN {
             config.batch.replicas =
                 NonZeroU32::new(group.world() as u32).expect("a group has a rank");
@@ -229,7 +234,7 @@ impl Run {
     /// or whose metrics show that it had checkpoints; data or settings that differ and are not
     /// allowed to; and fewer steps than are done. [`Error::Room`]; [`Error::Io`], also for a
     /// directory in use.
-    pub fn resume(path: &Path, how: &Resume) -> Result<Self, Error> {
+    pub fn resume(path: &Path, how: &Resume) -> Result<Self> {
         Self::resume_in(Box::new(Solo), path, how, |_| Ok(()))
     }
 
@@ -243,8 +248,8 @@ impl Run {
         group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
-        announce: impl FnOnce(&Config) -> Result<(), Error> + Send,
-    ) -> Result<Self, Error> {
+        announce: impl FnOnce(&Config) -> Result + Send,
+    ) -> Result<Self> {
         // For the number of threads; it is read again under the run's lock.
         let config = run_config(path).and_then(|config| config.with_settings(&how.settings));
         let threads = config.map_or(0, |config| config.backend.threads);
@@ -255,8 +260,8 @@ impl Run {
         group: Box<dyn Group>,
         path: &Path,
         how: &Resume,
-        announce: impl FnOnce(&Config) -> Result<(), Error>,
-    ) -> Result<Self, Error> {
+        announce: impl FnOnce(&Config) -> Result,
+    ) -> Result<Self> {
         let directory = RunDirectory::open(path)?;
         let mut config = run_config(directory.path())?;
         let before = dotted(table_of(&config));
@@ -331,22 +336,31 @@ impl Run {
                 // Checked before the trainer is allocated, since its model may not fit in memory.
                 let mut now = identity(&config, &data, checkpoint.state.clone());
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
+                let rows = rows.unwrap_or(0);
+                let is_ids = matches!(data, RunData::Text(_)) && data.tokenizer().is_none();
+                if is_ids && now.dataset.vocabulary as usize <= rows {
+                    // One more than the largest id, of which the weights have all.
+                    now.dataset.vocabulary = checkpoint.state.dataset.vocabulary;
+                }
                 let State { step, total_steps, .. } = checkpoint.state;
+                let advise = |other: String| match how.is_member {
+                    true => format!("remove {} to train it again", word(directory.path())),
+                    false => other,
+                };
                 if config.steps != total_steps && config.steps <= step {
                     let problem = format!(
-                        "has done step {step} of {total_steps}, but the run now has steps = {}; \
-                            undo it with `--set steps={total_steps}`, or ask for more than {step}",
+                        "has done step {step} of {total_steps}, but the run now has steps = {}; ",
                         config.steps
                     );
-                    return Err(Error::file(&path, problem));
+                    let undo = format!(
+                        "undo it with `--set steps={total_steps}`, or ask for more than {step}"
+                    );
+                    return Err(Error::file(&path, problem + &advise(undo)));
                 }
                 let more = if config.steps == step { " --set steps=N" } else { "" };
                 let accept = |allow: &str| {
-                    if how.is_member {
-                        return format!("remove {} to train it again", word(directory.path()));
-                    }
                     let command = how.command(directory.path(), &format!("{allow}{more}"));
-                    format!("accept it with `{command}`")
+                    advise(format!("accept it with `{command}`"))
                 };
                 if former.is_none() && !allow.iter().any(|key| key == TOKENIZER) {
                     check_rebuilt(&data, &directory, &checkpoint.state)?;
@@ -382,7 +396,7 @@ impl Run {
                 Initial::Checkpoint
             }
             None if !notices.is_empty() => {
-                return Err(Error::file(path, "has no intact checkpoint; start a new run"));
+                bail!(path, "has no intact checkpoint; start a new run");
             }
             None if Provenance::read(&directory.provenance())?
                 .first()
@@ -391,27 +405,24 @@ impl Run {
                 let problem =
                     "has no checkpoint left, and its given initial weights cannot be recreated";
                 let command = if config.task()?.is_some() { "finetune" } else { "train" };
-                return Err(Error::file(
-                    path,
-                    format!("{problem}; start a new run with `sparse24 {command} --init-from`"),
-                ));
+                bail!(path, "{problem}; start a new run with `sparse24 {command} --init-from`");
             }
             None => {
                 trainer = begin()?;
                 let metrics = directory.metrics();
                 let mut last = 0;
-                if disk::exists(&metrics) {
+                if disk::exists(&metrics)? {
                     MetricsLog::salvage(&metrics, |metrics| last = metrics.step)?;
                 }
                 // A save is logged when it is complete, and the second one starts only then.
                 let second = config.run.checkpoint_every.saturating_mul(2);
                 let has_saved = (1..last).contains(&second);
                 if has_saved || last > 0 && Log::reports_save(&directory.log()) {
-                    let problem = format!(
+                    bail!(
+                        path,
                         "holds metrics up to step {last}, but none of the checkpoints that it \
                             saved in its folder checkpoints; restore one, or start a new run"
                     );
-                    return Err(Error::file(path, problem));
                 }
                 if last > 0 {
                     let (_, kept) = disk::keep(&metrics)?;
@@ -422,7 +433,7 @@ impl Run {
         };
         data.scan().map_or(Ok(()), |scan| record_scan(directory.path(), scan))?;
         // The file has at least the checkpoint's plans, unless it is lost.
-        if disk::exists(&directory.plans()) {
+        if disk::exists(&directory.plans())? {
             plans = plans::read(&directory.plans())?;
         }
         notices.extend(plans::use_own(&mut trainer, &plans, &directory.plans())?);
@@ -462,11 +473,11 @@ impl Run {
             .clone()
             .filter(|last| config.steps == step && last.step == step && last.val_loss.is_some());
         if !accepted.is_empty() && finished.is_some() {
-            let problem = format!(
+            bail!(
+                path,
                 "is finished; to continue with other settings or data, set more steps than {step}: \
                  add --set steps=N"
             );
-            return Err(Error::file(path, problem));
         }
         // `--allow` evaluates a finished run again.
         finished = finished.filter(|_| changed.is_empty() && how.allow.is_empty());
@@ -567,10 +578,16 @@ fn is_of_head(name: &str) -> bool {
 }
 
 /// Makes the paths of a configuration absolute: a resume may run in another working directory.
-fn make_absolute(config: &mut Config) -> Result<(), Error> {
+fn make_absolute(config: &mut Config) -> Result {
     let paths = [&mut config.data.path, &mut config.run.flip_reference];
     for path in paths.into_iter().filter(|path| !path.is_empty()) {
         let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
+        // A path through the run's own directory would be refused where it leaves that.
+        let real = absolute.ancestors().find(|above| above.ends_with("..")).and_then(|above| {
+            let real = fs::canonicalize(above).ok()?.join(absolute.strip_prefix(above).ok()?);
+            Some(real.components().collect())
+        });
+        let absolute: PathBuf = real.unwrap_or(absolute);
         *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
     }
     Ok(())

@@ -53,11 +53,12 @@ fn metrics_are_one_object_a_step() {
     let read: Result<Vec<_>, _> = MetricsLog::steps(&path).unwrap().collect();
     assert_eq!(read.unwrap(), [metrics(1), metrics(2)]);
     assert!(problem(MetricsLog::create(&path)).starts_with("cannot create "));
-    let refused: [fn(&mut StepMetrics); 4] = [
+    let refused: [fn(&mut StepMetrics); 5] = [
         |metrics| metrics.step = 1,
         |metrics| metrics.lr = f32::NAN,
         |metrics| metrics.val_loss = Some(f64::INFINITY),
         |metrics| metrics.scores = [("f1".to_owned(), f64::NAN)].into(),
+        |metrics| metrics.scores = [("x".repeat(1 << 20), 1.0)].into(),
     ];
     for (case, change) in refused.iter().enumerate() {
         let mut changed = metrics(3);
@@ -66,6 +67,21 @@ fn metrics_are_one_object_a_step() {
     }
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
     log.append(&StepMetrics { loss: f32::NAN, ..metrics(3) }).unwrap();
+}
+
+#[test]
+fn a_wrong_step_costs_one_line() {
+    for (right, wrong) in [(3, 903), (5, 1)] {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("metrics.jsonl");
+        let mut log = MetricsLog::create(&path).unwrap();
+        (1..=6).for_each(|step| log.append(&metrics(step)).unwrap());
+        let step = |step: u32| format!("\"step\":{step},");
+        let text = fs::read_to_string(&path).unwrap().replace(&step(right), &step(wrong));
+        fs::write(&path, text).unwrap();
+        let (_, cut) = MetricsLog::resume(&path, 6).unwrap();
+        assert_eq!((cut.lost.list, cut.last.unwrap().step), (right.to_string(), 6));
+    }
 }
 
 #[test]

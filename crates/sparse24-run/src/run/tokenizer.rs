@@ -1,18 +1,14 @@
 //! The tokenizer of a resumed run, in its file `tokenizer.json`.
 
 use super::{RunDirectory, components::RunData, identity::of_tokenizer};
-use crate::{Error, checkpoint::State, data::Tokenizer, disk};
+use crate::{Error, Result, checkpoint::State, data::Tokenizer, disk};
 
 /// Refuses a tokenizer that was rebuilt from the data in place of a lost file, unless it is the
 /// checkpoint's or the checkpoint has none.
 ///
 /// # Errors
 /// [`Error::File`].
-pub(super) fn check_rebuilt(
-    data: &RunData,
-    directory: &RunDirectory,
-    saved: &State,
-) -> Result<(), Error> {
+pub(super) fn check_rebuilt(data: &RunData, directory: &RunDirectory, saved: &State) -> Result {
     if [None, data.tokenizer()].map(of_tokenizer).contains(&saved.tokenizer) {
         return Ok(());
     }
@@ -29,7 +25,7 @@ pub(super) fn save_tokenizer(
     directory: &RunDirectory,
     former: Option<Tokenizer>,
     state: Option<State>,
-) -> Result<String, Error> {
+) -> Result<String> {
     let path = directory.tokenizer();
     let notice = match former {
         Some(former) => {

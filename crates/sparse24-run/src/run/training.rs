@@ -22,7 +22,7 @@ use super::{
     ranks::{Ending, Order, order},
 };
 use crate::{
-    Error, ErrorKind,
+    Error, ErrorKind, Result,
     checkpoint::{self, Saver},
     config::{Config, OnNonFinite, RunConfig},
     data::ReadAhead,
@@ -88,7 +88,7 @@ pub struct Summary {
     pub run: PathBuf,
     /// Optimizer steps done.
     pub steps: u32,
-    /// Optimizer steps done by this process.
+    /// Optimizer steps done by this call of [`Run::train`].
     pub trained: u32,
     /// Training loss of the last step in nats per token, unless its metrics are lost.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ pub struct Summary {
     /// Scores of a fine-tuned model at the end.
     #[serde(skip_serializing_if = "Scores::is_empty")]
     pub scores: Scores,
-    /// Wall time of this process.
+    /// Wall time of this call, in seconds.
     pub seconds: f64,
 }
 
@@ -186,14 +186,16 @@ impl Run {
     /// [`Error::NonFiniteEvaluation`] after it. The last checkpoint is kept, but one of the step
     /// whose evaluation was not finite is set aside. Errors from the run directory, and from
     /// saving, after the current step. [`Error::File`] for a run that must be resumed.
-    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<Ended> {
         on_configured(self.config.backend.threads, || self.train_here(observer))
     }
 
-    fn train_here(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+    fn train_here(&mut self, observer: &mut dyn Observer) -> Result<Ended> {
         if std::mem::replace(&mut self.must_resume, true) {
-            let problem = "its training ended with an error or a panic; drop it and resume the run";
-            return Err(Error::file(self.path(), problem));
+            bail!(
+                self.path(),
+                "its training ended with an error or a panic; drop it and resume the run"
+            );
         }
         let steps = self.steps(observer);
         // Before the others end: a launcher may then kill this rank. The first error counts, but
@@ -228,7 +230,7 @@ impl Run {
         ended
     }
 
-    fn steps(&mut self, observer: &mut dyn Observer) -> Result<Ended, Error> {
+    fn steps(&mut self, observer: &mut dyn Observer) -> Result<Ended> {
         let began = Instant::now();
         let first = self.trainer.step();
         let mut last = self.finished.take();
@@ -282,7 +284,7 @@ impl Run {
     }
 
     /// Serves the observer's request; returns whether to stop.
-    fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
+    fn is_stopped(&mut self, observer: &mut dyn Observer) -> Result<bool> {
         let mut asked = observer.asked();
         if order(self.trainer.group(), &Order::Ask)? {
             asked = Asked::Stop;
@@ -294,7 +296,7 @@ impl Run {
     }
 
     /// Serves the request that interrupted a step or an evaluation; returns whether to stop.
-    fn is_interrupted(&mut self, observer: &mut dyn Observer) -> Result<bool, Error> {
+    fn is_interrupted(&mut self, observer: &mut dyn Observer) -> Result<bool> {
         let is_stopped = self.is_stopped(observer)?;
         // Otherwise the next step would end at once too, and the one after it.
         if !is_stopped && self.trainer.is_interrupted() {
@@ -305,7 +307,7 @@ impl Run {
 
     /// Does the next step with its metrics, or completes the metrics of the last one. If
     /// interrupted, the step or its evaluation remains to be done.
-    fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
+    fn advance(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics> {
         let mut metrics = match self.pending.take() {
             Some(metrics) => metrics,
             None => self.checked_step(observer)?,
@@ -333,11 +335,7 @@ impl Run {
     }
 
     /// Reports a step, and checks, saves or changes phase after it.
-    fn conclude(
-        &mut self,
-        metrics: &StepMetrics,
-        observer: &mut dyn Observer,
-    ) -> Result<(), Error> {
+    fn conclude(&mut self, metrics: &StepMetrics, observer: &mut dyn Observer) -> Result {
         let &StepMetrics { step, val_loss, .. } = metrics;
         if let Some(loss) = val_loss {
             self.log.line(&format!("step {step}: validation loss {loss:.4}"))?;
@@ -373,7 +371,7 @@ impl Run {
         Ok(())
     }
 
-    fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result<(), Error> {
+    fn report(&mut self, line: String, observer: &mut dyn Observer) -> Result {
         observer.said(&line);
         self.log.line(&line)
     }
@@ -384,11 +382,11 @@ impl Run {
     ///
     /// # Errors
     /// [`Error::NonFiniteEvaluation`]; errors from the backend.
-    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores), Error> {
+    pub fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores)> {
         on_configured(self.config.backend.threads, || self.evaluate_here(observer))
     }
 
-    fn evaluate_here(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores), Error> {
+    fn evaluate_here(&mut self, observer: &mut dyn Observer) -> Result<(f64, Scores)> {
         let recipe = self.trainer.recipe();
         let windows = self.data.evaluation(recipe, self.config.run.eval_tokens);
         let count = windows.sequences();
@@ -412,7 +410,7 @@ impl Run {
     }
 
     /// The next step, with its metrics; fails after one whose loss is a spike.
-    fn checked_step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
+    fn checked_step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics> {
         let metrics = self.step(observer)?;
         let &StepMetrics { step, loss, .. } = &metrics;
         let Some(Spike { z, mean }) = self.spikes.next(loss) else { return Ok(metrics) };
@@ -423,7 +421,7 @@ impl Run {
     }
 
     /// One optimizer step, taken or skipped.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics, Error> {
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<StepMetrics> {
         let step = self.trainer.step() + 1;
         let every = self.config.run.flip_every;
         let reports_flips = every > 0 && (step == 1 || is_due(every, step));
@@ -493,7 +491,7 @@ impl Run {
     }
 
     /// Writes `plans.json` if choices were timed since.
-    fn record_plans(&mut self) -> Result<(), Error> {
+    fn record_plans(&mut self) -> Result {
         let backend = self.trainer.backend();
         if backend.plan_count() != self.plans_recorded {
             plans::write(&self.directory.plans(), &backend.plans())?;

@@ -15,7 +15,7 @@ use super::{
     read,
     spans::Spans,
 };
-use crate::{Error, data::Tokenizer};
+use crate::{Error, Result, data::Tokenizer};
 
 /// The largest size of a label that is a number: sums of squares are finite in f32.
 const MOST_VALUE: f64 = 1e15;
@@ -101,7 +101,7 @@ impl Examples {
     ///
     /// # Errors
     /// [`Error::File`] naming the line for files that are not the task's; [`Error::Io`].
-    pub fn open(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
+    pub fn open(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self> {
         let [train, validation] = read::splits(source.task, &source.folder)?;
         Self::read(source, [train?, validation?], tokenizer)
     }
@@ -110,7 +110,7 @@ impl Examples {
         source: TaskSource,
         [train, validation]: [Vec<PathBuf>; 2],
         tokenizer: &Tokenizer,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let TaskSource { task, layout, max_length, .. } = &source;
         if task.labels == Labels::Span {
             let read = |path: &PathBuf| Spans::read(path, &source, tokenizer);
@@ -120,7 +120,7 @@ impl Examples {
             return Ok(Self::of(source, spans.map(Split::Spans), (Vec::new(), cut), tokenizer));
         }
         let (layout, longest) = (*layout, *max_length);
-        let read = |paths: Vec<PathBuf>| -> Result<Vec<_>, Error> {
+        let read = |paths: Vec<PathBuf>| -> Result<Vec<_>> {
             paths.iter().map(|path| read::sentences(task, path)).collect()
         };
         let (train, validation) = (read(train)?, read(validation)?);
@@ -142,7 +142,7 @@ impl Examples {
         let numbers = classes.iter().enumerate().map(|(number, name)| (&**name, number)).collect();
         let of = if source.classes.is_empty() { "the training split" } else { "the model" };
         let rules = Rules { layout, tokenizer, numbers, of, labels: task.labels, longest };
-        let encode = |files: &[read::File]| -> Result<Vec<(Example, bool)>, Error> {
+        let encode = |files: &[read::File]| -> Result<Vec<(Example, bool)>> {
             let rows = files.iter().flat_map(|file| file.rows.iter().map(move |row| (file, row)));
             let rows: Vec<_> = rows.collect();
             let examples = rows.into_par_iter().map(|(file, row)| rules.example(&file.path, row));
@@ -162,7 +162,7 @@ impl Examples {
     ///
     /// # Errors
     /// Errors of [`Self::open`].
-    pub fn open_validation(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
+    pub fn open_validation(source: TaskSource, tokenizer: &Tokenizer) -> Result<Self> {
         let [train, validation] = read::splits(source.task, &source.folder)?;
         let finds = source.task.labels == Labels::Found && source.classes.is_empty();
         let train = if finds { train? } else { Vec::new() };
@@ -290,7 +290,7 @@ struct Rules<'a> {
 
 impl Rules<'_> {
     /// The example of a row, and whether it was cut.
-    fn example(&self, path: &Path, row: &read::Labelled) -> Result<(Example, bool), Error> {
+    fn example(&self, path: &Path, row: &read::Labelled) -> Result<(Example, bool)> {
         let refuse = |problem: String| Error::file(path, format!("line {}: {problem}", row.line));
         let encode =
             |text: &str| self.tokenizer.encode(text).map_err(|error| refuse(error.to_string()));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{Bare, Labels, Task};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// A labelled sentence, or pair of sentences.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,27 +29,27 @@ pub(super) const LONGEST: usize = 1 << 20;
 
 /// The training file of a task and its validation files, or the error for each that is missing or
 /// ambiguous. For a task of spans, `folder` may be the validation file.
-pub(super) fn splits(
-    task: &Task,
-    folder: &Path,
-) -> Result<[Result<Vec<PathBuf>, Error>; 2], Error> {
-    if !folder.is_dir() {
+pub(super) fn splits(task: &Task, folder: &Path) -> Result<[Result<Vec<PathBuf>>; 2]> {
+    if !disk::is_folder(folder)? {
         let problem = format!("is not a folder; expected one with the files of {}", task.name);
         let error = Error::file(folder, problem);
-        let is_validation = task.labels == Labels::Span && folder.is_file();
+        let is_validation = task.labels == Labels::Span && disk::is_file(folder)?;
         return if is_validation { Ok([Err(error), Ok(vec![folder.into()])]) } else { Err(error) };
     }
     let find = |what: &str, groups: &[&[&'static str]]| {
         let refuse = |problem: String| Err(Error::file(folder, problem));
-        let exist = |names: &&&[&str]| names.iter().all(|name| folder.join(name).is_file());
-        let mut exist = groups.iter().filter(exist);
-        let Some(found) = exist.next() else {
+        let lacks = |name: &&&str| disk::is_file(&folder.join(name)).map(|is_file| !is_file);
+        let exist = |names: &&&[&str]| Ok(disk::first(names.iter(), lacks)?.is_none());
+        let Some(found) = disk::first(groups, exist)? else {
             let names: Vec<_> = groups.iter().map(|names| names.join(" and ")).collect();
             let (name, names) = (task.name, names.join(" or "));
             return refuse(format!("has no {what} file of {name}; expected {names}"));
         };
         let stem = |names: &[&'static str]| names[0].rsplit_once('.').map(|(stem, _)| stem);
-        match exist.find(|names| stem(names) == stem(found)) {
+        let is_other = |names: &&&[&'static str]| {
+            Ok(names != &found && stem(names) == stem(found) && exist(names)?)
+        };
+        match disk::first(groups, is_other)? {
             Some(other) => refuse(format!("holds {} and {}; remove one", found[0], other[0])),
             None => Ok(found.iter().map(|name| folder.join(name)).collect()),
         }
@@ -59,7 +59,7 @@ pub(super) fn splits(
 }
 
 /// The sentences of a file.
-pub(super) fn sentences(task: &Task, path: &Path) -> Result<File, Error> {
+pub(super) fn sentences(task: &Task, path: &Path) -> Result<File> {
     let bytes = disk::read_small(path, MOST)?;
     // GLUE's MRPC begins with a byte order mark.
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);

@@ -12,7 +12,7 @@ use super::{
     example::{Example, Layout, Target, TaskSource},
     squad,
 };
-use crate::{Error, data::Tokenizer};
+use crate::{Error, Result, data::Tokenizer};
 
 /// Most tokens of a question.
 pub const LONGEST_QUESTION: usize = 64;
@@ -77,11 +77,7 @@ struct Window<'a> {
 
 impl Spans {
     /// Reads a file.
-    pub(super) fn read(
-        path: &Path,
-        source: &TaskSource,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, Error> {
+    pub(super) fn read(path: &Path, source: &TaskSource, tokenizer: &Tokenizer) -> Result<Self> {
         let &TaskSource { layout, max_length: longest, stride, .. } = source;
         let rules = Rules { layout, special: tokenizer.sentence_tokens(), longest, stride };
         if rules.room(0) == 0 {
@@ -102,11 +98,11 @@ impl Spans {
         }
         let windows = before[questions.len()];
         if windows > MOST_WINDOWS {
-            let problem = format!(
+            bail!(
+                path,
                 "makes {windows} windows, expected at most {MOST_WINDOWS}; raise task.stride or \
                  task.max_length"
             );
-            return Err(Error::file(path, problem));
         }
         Ok(Self { rules, paragraphs, questions, before })
     }
@@ -265,7 +261,7 @@ impl Rules {
         number: usize,
         paragraph: squad::Paragraph,
         tokenizer: &Tokenizer,
-    ) -> Result<(Paragraph, Vec<Question>), Error> {
+    ) -> Result<(Paragraph, Vec<Question>)> {
         let squad::Paragraph { place, context, questions } = paragraph;
         let refuse = |at: String, error: &Error| {
             Error::file(path, format!("{}{at}: {error}", squad::place_of(place)))
@@ -289,7 +285,7 @@ impl Rules {
             let target = held(&answers[0]);
             Ok(Question { id, paragraph: number, tokens, answers, target, was_cut })
         });
-        let questions = questions.collect::<Result<_, Error>>()?;
+        let questions = questions.collect::<Result<_>>()?;
         let ranges = ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
         Ok((Paragraph { context, tokens, ranges }, questions))
     }
@@ -358,7 +354,7 @@ mod tests {
     const CONTEXT: &str = "In 1843 Ada wrote the first program, and \u{c9}mile read it.";
 
     /// Two questions, of which the second is longer than a window lets it be.
-    fn spans(layout: Layout, max_length: usize, stride: usize) -> Result<Spans, Error> {
+    fn spans(layout: Layout, max_length: usize, stride: usize) -> Result<Spans> {
         let question = |id: &str, text: &str, answer: &str| {
             let start =
                 CONTEXT.chars().count() - CONTEXT.split_once(answer).unwrap().1.chars().count();
@@ -378,7 +374,7 @@ mod tests {
         layout: Layout,
         max_length: usize,
         stride: usize,
-    ) -> Result<Spans, Error> {
+    ) -> Result<Spans> {
         let file = tempfile::NamedTempFile::new().unwrap();
         let data = serde_json::json!({"data": [{"paragraphs": [paragraph]}]});
         fs::write(file.path(), data.to_string()).unwrap();

@@ -17,7 +17,7 @@ use serde::{
 };
 
 use super::read::{LONGEST, MOST};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// A text, and the questions about it.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Question {
 ///
 /// # Errors
 /// [`Error::File`] naming the place in the file; [`Error::Io`].
-pub(super) fn read(path: &Path) -> Result<Vec<Paragraph>, Error> {
+pub(super) fn read(path: &Path) -> Result<Vec<Paragraph>> {
     let bytes = disk::read_small(path, MOST)?;
     let document: Document<'_> = serde_json::from_slice(&bytes)
         .map_err(|error| Error::file(path, format!("is not a file like SQuAD's: {error}")))?;
@@ -247,7 +247,7 @@ impl<'de, T: Deserialize<'de> + Element> Deserialize<'de> for List<T> {
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> Result<Vec<Paragraph>, Error> {
+    fn read_text(text: &str) -> Result<Vec<Paragraph>> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         read(file.path())

@@ -14,7 +14,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// One tensor.
 pub(crate) struct Entry {
@@ -47,11 +47,7 @@ const ENTRY_LIMIT: usize = 4096;
 
 /// Reads the entries of a file of `size` bytes, and no more of it than its header; `path` names it
 /// in errors. Also returns the offset of the data.
-pub(crate) fn read(
-    path: &Path,
-    file: &mut impl Read,
-    size: u64,
-) -> Result<(Vec<Entry>, usize), Error> {
+pub(crate) fn read(path: &Path, file: &mut impl Read, size: u64) -> Result<(Vec<Entry>, usize)> {
     let refuse =
         |problem: String| Error::file(path, format!("not a valid safetensors file: {problem}"));
     let failed = |e| Error::io("read", path, e);

@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 
 use super::{Entry, TensorFile, container::header_limit};
-use crate::{Error, disk};
+use crate::{Error, Result, disk};
 
 /// The weights of a folder in one file.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
@@ -38,7 +38,7 @@ pub(crate) struct Shards {
 impl Shards {
     /// Opens a safetensors file, an index, or the `model.safetensors` of a folder or else its
     /// index.
-    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let (is_folder, named) = (path.is_dir(), path.to_owned());
         if !is_folder && !is_index(path) {
             let expected = "a safetensors file, or a folder with a model.safetensors";
@@ -60,7 +60,7 @@ impl Shards {
                 }
                 false => "",
             };
-            return Err(Error::file(path, format!("holds no {WEIGHTS:?}{advice}")));
+            bail!(path, "holds no {WEIGHTS:?}{advice}");
         }
         if is_folder {
             check_inside(&index)?;
@@ -75,7 +75,7 @@ impl Shards {
 
     /// The files of the folder that go with the weights, and the names of what does not: folders,
     /// hidden files and other weights.
-    pub(crate) fn companions(&self) -> Result<(Vec<PathBuf>, Vec<String>), Error> {
+    pub(crate) fn companions(&self) -> Result<(Vec<PathBuf>, Vec<String>)> {
         const OTHERS: [&str; 11] = [
             "safetensors",
             "bin",
@@ -115,7 +115,7 @@ fn is_index(path: &Path) -> bool {
 
 /// Refuses a link out of the folder of a file. In the cache of Hugging Face, all files are links to
 /// `blobs` beside `snapshots`.
-pub(crate) fn check_inside(path: &Path) -> Result<(), Error> {
+pub(crate) fn check_inside(path: &Path) -> Result {
     let real = |path: &Path| fs::canonicalize(path).map_err(|e| Error::io("read", path, e));
     let (folder, file) = (real(disk::parent(path))?, real(path)?);
     let cache = folder.parent().filter(|parent| parent.ends_with("snapshots"));
@@ -127,7 +127,7 @@ pub(crate) fn check_inside(path: &Path) -> Result<(), Error> {
 }
 
 /// Opens the files that an index names, whose tensors are those that it lists.
-fn read_index(index: &Path) -> Result<Vec<TensorFile>, Error> {
+fn read_index(index: &Path) -> Result<Vec<TensorFile>> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object with weight_map")]
     struct Index {
@@ -207,7 +207,7 @@ mod tests {
         (folder, json!({ "metadata": { "total_size": 12 }, "weight_map": map }))
     }
 
-    fn open(folder: &Path, index: &str) -> Result<Vec<String>, Error> {
+    fn open(folder: &Path, index: &str) -> Result<Vec<String>> {
         fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
         let names = |file: TensorFile| file.entries.into_iter().map(|entry| entry.name);
         Shards::open(folder).map(|model| model.files.into_iter().flat_map(names).collect())

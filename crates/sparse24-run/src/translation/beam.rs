@@ -9,7 +9,7 @@ use sparse24_train::{
 
 use super::{batch::push, epoch::LENGTHS};
 use crate::{
-    Error,
+    Error, Result,
     data::{END, PADDING, Tokenizer},
 };
 
@@ -24,12 +24,12 @@ pub trait Decoder {
     ///
     /// # Errors
     /// Errors of the model.
-    fn encode(&mut self, batch: &Batch) -> Result<(), Error>;
+    fn encode(&mut self, batch: &Batch) -> Result;
     /// The logits after one more token; see [`Trainer::decode`].
     ///
     /// # Errors
     /// Errors of the model.
-    fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error>;
+    fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>>;
     /// Whether to end before the next sentences.
     fn is_interrupted(&self) -> bool;
 }
@@ -39,11 +39,11 @@ impl Decoder for Trainer {
         self.recipe().batch
     }
 
-    fn encode(&mut self, batch: &Batch) -> Result<(), Error> {
+    fn encode(&mut self, batch: &Batch) -> Result {
         Ok(Self::encode(self, batch)?)
     }
 
-    fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+    fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>> {
         Ok(Self::decode(self, step)?)
     }
 
@@ -111,7 +111,7 @@ impl BeamSearch {
         decoder: &mut dyn Decoder,
         sources: &[&[u32]],
         mut progress: impl FnMut(usize),
-    ) -> Result<Vec<Translation>, Error> {
+    ) -> Result<Vec<Translation>> {
         let most = decoder.most();
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&number| sources[number].len());
@@ -146,11 +146,7 @@ impl BeamSearch {
         (source + LONGER).min(most.sequence_length)
     }
 
-    fn batch(
-        &self,
-        decoder: &mut dyn Decoder,
-        sources: &[&[u32]],
-    ) -> Result<Vec<Translation>, Error> {
+    fn batch(&self, decoder: &mut dyn Decoder, sources: &[&[u32]]) -> Result<Vec<Translation>> {
         let most = decoder.most();
         let longest = sources.iter().map(|source| source.len()).max().unwrap_or(0);
         let sequence_length = longest.next_multiple_of(LENGTHS);
@@ -280,13 +276,13 @@ mod tests {
             BatchShape { size: 8, sequence_length: 8 }
         }
 
-        fn encode(&mut self, batch: &Batch) -> Result<(), Error> {
+        fn encode(&mut self, batch: &Batch) -> Result {
             let length = batch.shape.unwrap().sequence_length;
             self.first = batch.source.chunks(length).map(|source| source[0]).collect();
             Ok(())
         }
 
-        fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>, Error> {
+        fn decode(&mut self, step: &DecodingStep<'_>) -> Result<Vec<f32>> {
             let row = |(at, &token): (usize, &u32)| {
                 let mut row = self.rows[token as usize].clone();
                 row[self.first[at / self.beam] as usize] += 1.0;

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::epoch::Epoch;
 use crate::{
-    Error,
+    Error, Result,
     data::{END, Tokenizer, TokenizerKind},
     disk,
 };
@@ -101,8 +101,8 @@ impl PairSplit {
         self.ends.iter().map(|[middle, end]| end - middle).sum()
     }
 
-    fn encode(files: &[Lines; 2], tokenizer: &Tokenizer, longest: usize) -> Result<Self, Error> {
-        let encoded = |of: &Lines| -> Result<Vec<Vec<u32>>, Error> {
+    fn encode(files: &[Lines; 2], tokenizer: &Tokenizer, longest: usize) -> Result<Self> {
+        let encoded = |of: &Lines| -> Result<Vec<Vec<u32>>> {
             let lines: Vec<_> = of.text.lines().zip(1..).collect();
             lines
                 .into_par_iter()
@@ -128,11 +128,11 @@ impl PairSplit {
             split.lines.push(line);
         }
         if split.is_empty() {
-            let problem = format!(
+            bail!(
+                &files[0].path,
                 "holds no pair of sentences of at most {longest} tokens; raise \
                     model.sequence_length"
             );
-            return Err(Error::file(&files[0].path, problem));
         }
         Ok(split)
     }
@@ -162,7 +162,7 @@ impl Pairs {
     /// # Errors
     /// [`Error::File`] naming the line for files that are not pairs of sentences;
     /// [`Error::Setting`] for languages and a tokenizer that are not the folder's; [`Error::Io`].
-    pub fn open(source: PairSource, tokenizer: Option<Tokenizer>) -> Result<Self, Error> {
+    pub fn open(source: PairSource, tokenizer: Option<Tokenizer>) -> Result<Self> {
         let train = source.files(&TRAIN, "training")?;
         let validation = source.files(&VALIDATION, "validation")?;
         let tokenizer = match tokenizer {
@@ -177,7 +177,7 @@ impl Pairs {
     ///
     /// # Errors
     /// Errors of [`Self::open`].
-    pub fn open_validation(source: PairSource, tokenizer: &Tokenizer) -> Result<Self, Error> {
+    pub fn open_validation(source: PairSource, tokenizer: &Tokenizer) -> Result<Self> {
         let validation = source.files(&VALIDATION, "validation")?;
         source.check_dictionary(tokenizer)?;
         Self::of(source, PairSplit::default(), &validation, tokenizer.clone())
@@ -188,7 +188,7 @@ impl Pairs {
         train: PairSplit,
         validation: &[Lines; 2],
         tokenizer: Tokenizer,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let texts: Vec<&str> = validation[1].text.lines().collect();
         let validation = PairSplit::encode(validation, &tokenizer, source.longest)?;
         let text = |&line: &u32| words(&tokenizer, texts[line as usize].trim());
@@ -247,7 +247,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn read(path: PathBuf) -> Result<Self, Error> {
+    fn read(path: PathBuf) -> Result<Self> {
         let mut bytes = disk::read_small(&path, MOST)?;
         if bytes.starts_with(b"\xef\xbb\xbf") {
             bytes.drain(..3);
@@ -274,18 +274,22 @@ impl Lines {
 
 impl PairSource {
     /// The files of a split in both languages, which have as many lines.
-    fn files(&self, names: &[&str], split: &str) -> Result<[Lines; 2], Error> {
+    fn files(&self, names: &[&str], split: &str) -> Result<[Lines; 2]> {
         let Self { folder, languages, .. } = self;
-        if !folder.is_dir() {
-            let problem = "is not a folder; expected one with sentence pairs, such as train.en and \
-                train.de";
-            return Err(Error::file(folder, problem));
+        if !disk::is_folder(folder)? {
+            bail!(
+                folder,
+                "is not a folder; expected one with sentence pairs, such as train.en and \
+                train.de"
+            );
         }
         let paths = |name: &&str| {
             let files = languages.each_ref().map(|language| format!("{name}.{language}"));
             files.map(|file| folder.join(file))
         };
-        let found = names.iter().map(paths).find(|paths| paths.iter().all(|path| path.is_file()));
+        let found = disk::first(names.iter().map(paths), |[source, target]| {
+            Ok(disk::is_file(source)? && disk::is_file(target)?)
+        })?;
         let Some([source, target]) = found else {
             let [from, to] = languages;
             let expected: Vec<_> =
@@ -298,18 +302,16 @@ impl PairSource {
                 let there = there.join(", ");
                 format!("; it holds {there}: set data.source and data.target")
             };
-            let problem = format!("holds no {split} pairs: expected {expected}{advice}");
-            return Err(Error::file(folder, problem));
+            bail!(folder, "holds no {split} pairs: expected {expected}{advice}");
         };
         let files = [Lines::read(source)?, Lines::read(target)?];
         let [from, to] = files.each_ref().map(|file| file.text.lines().count());
         if from == 0 && to == 0 {
-            return Err(Error::file(&files[0].path, "holds no sentences"));
+            bail!(&files[0].path, "holds no sentences");
         }
         if from != to {
             let other = files[0].path.display();
-            let problem = format!("has {to} lines, but {other} {from}; expected a line for each");
-            return Err(Error::file(&files[1].path, problem));
+            bail!(&files[1].path, "has {to} lines, but {other} {from}; expected a line for each");
         }
         Ok(files)
     }
@@ -324,21 +326,23 @@ impl PairSource {
 
     /// Refuses data of another dictionary than that of a model: their pieces would be unknown.
     #[cfg_attr(not(feature = "tokenizers"), expect(unused_variables, reason = "no dictionaries"))]
-    fn check_dictionary(&self, tokenizer: &Tokenizer) -> Result<(), Error> {
+    fn check_dictionary(&self, tokenizer: &Tokenizer) -> Result {
         #[cfg(feature = "tokenizers")]
         if let (Tokenizer::Dictionary(own), [Some(path), _] | [_, Some(path)]) =
             (tokenizer, self.dictionaries())
             && pieces(&path)? != own.pieces()
         {
-            let problem = "is not the model's dictionary; split the sentences into the model's \
-                pieces";
-            return Err(Error::file(path, problem));
+            bail!(
+                path,
+                "is not the model's dictionary; split the sentences into the model's \
+                pieces"
+            );
         }
         Ok(())
     }
 
     /// A tokenizer for the training files.
-    fn tokenizer(&self, files: &[Lines; 2]) -> Result<Tokenizer, Error> {
+    fn tokenizer(&self, files: &[Lines; 2]) -> Result<Tokenizer> {
         match (self.kind, self.dictionaries()) {
             #[cfg(feature = "tokenizers")]
             (TokenizerKind::Bpe, [None, None]) => {
@@ -354,12 +358,12 @@ impl PairSource {
             (TokenizerKind::Dictionary, [Some(source), Some(target)]) => {
                 let (dictionary, other) = (pieces(&source)?, pieces(&target)?);
                 if dictionary != other {
-                    let problem = format!(
+                    bail!(
+                        target,
                         "differs from {}; expected one dictionary of both languages (fairseq: \
                             --joined-dictionary)",
                         source.display()
                     );
-                    return Err(Error::file(target, problem));
                 }
                 let refuse = |problem: String| Error::file(source, problem);
                 let dictionary = crate::data::Dictionary::try_from(dictionary).map_err(refuse)?;
@@ -392,7 +396,7 @@ impl PairSource {
 
 /// The pieces of a fairseq dictionary: a piece and its count on each line.
 #[cfg(feature = "tokenizers")]
-fn pieces(path: &Path) -> Result<Vec<String>, Error> {
+fn pieces(path: &Path) -> Result<Vec<String>> {
     let lines = Lines::read(path.to_owned())?;
     let piece = |(line, number): (&str, usize)| {
         let piece = line.rsplit_once(' ').filter(|(_, count)| count.parse::<u64>().is_ok());

@@ -1,6 +1,6 @@
 //! The adapters of this machine.
 
-use crate::Error;
+use crate::{Error, Result};
 
 // A web page cannot block.
 #[cfg(not(target_family = "wasm"))]
@@ -28,7 +28,7 @@ impl super::Device {
     ///
     /// # Errors
     /// [`Error::NoAdapter`].
-    pub fn largest_on(number: usize) -> Result<u64, Error> {
+    pub fn largest_on(number: usize) -> Result<u64> {
         pollster::block_on(adapter(number)).map(|adapter| largest(&adapter.limits()))
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn largest(limits: &wgpu::Limits) -> u64 {
 }
 
 /// The adapter with this number.
-pub(super) async fn adapter(number: usize) -> Result<wgpu::Adapter, Error> {
+pub(super) async fn adapter(number: usize) -> Result<wgpu::Adapter> {
     let mut found = adapters().await;
     if number >= found.len() {
         let found = found.iter().map(|adapter| described(&adapter.get_info())).collect();

@@ -6,7 +6,7 @@ use sparse24_core::Mask;
 use wgpu::BufferUsages;
 
 use super::{Device, Failed, Failure, queue::waited};
-use crate::{Error, Matrix, Tiles, error::check_shape};
+use crate::{Error, Matrix, Result, Tiles, error::check_shape};
 
 /// One allocation.
 pub(super) struct Buffer {
@@ -88,7 +88,7 @@ impl Copied {
     ///
     /// # Errors
     /// Failures of earlier work; in a browser, [`Error::Driver`] if values are missing.
-    pub fn read(self) -> Result<Vec<Vec<u32>>, Error> {
+    pub fn read(self) -> Result<Vec<Vec<u32>>> {
         let Self { device, failure, held, stages, submission, parts } = self;
         if stages.is_empty() {
             return Ok(vec![Vec::new(); parts.len()]);
@@ -132,7 +132,7 @@ impl Device {
         name: &str,
         shape: [usize; 2],
         purpose: &'static str,
-    ) -> Result<Matrix, Error> {
+    ) -> Result<Matrix> {
         let bytes = shape.map(|n| n as u64);
         let bytes = bytes[0].saturating_mul(bytes[1]).saturating_mul(4).max(4);
         let (limit, name) = (self.largest(), name.to_owned());
@@ -150,14 +150,14 @@ impl Device {
     ///
     /// # Errors
     /// Errors of [`Self::alloc`].
-    pub fn realloc(&mut self, m: Matrix, name: &str, shape: [usize; 2]) -> Result<Matrix, Error> {
+    pub fn realloc(&mut self, m: Matrix, name: &str, shape: [usize; 2]) -> Result<Matrix> {
         let other = self.alloc(name, shape, self.buffers[m.buffer].purpose)?;
         self.buffers.swap_remove(m.buffer);
         Ok(Matrix { buffer: m.buffer, ..other })
     }
 
     /// A buffer, or [`Error::OutOfMemory`].
-    fn create(&self, name: &str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer, Error> {
+    fn create(&self, name: &str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer> {
         self.check()?;
         let label = Some(name);
         let descriptor = wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: false };
@@ -176,11 +176,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Semantics`] unless 4 divides both sizes; those of [`Self::alloc`].
-    pub fn alloc_tiles(
-        &mut self,
-        shape: [usize; 2],
-        purpose: &'static str,
-    ) -> Result<Tiles, Error> {
+    pub fn alloc_tiles(&mut self, shape: [usize; 2], purpose: &'static str) -> Result<Tiles> {
         let tiles = Mask::empty(shape[0], shape[1])?.tiles().len();
         let words = self.alloc("mask", [1, tiles.div_ceil(2)], purpose)?;
         Ok(Tiles { words, shape })
@@ -201,7 +197,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Shape`] unless there are as many words as elements; failures of earlier work.
-    pub fn upload(&mut self, to: Matrix, from: &[u32]) -> Result<(), Error> {
+    pub fn upload(&mut self, to: Matrix, from: &[u32]) -> Result {
         if from.len() != to.elements() {
             let host = Matrix { shape: [1, from.len()], ..to };
             return check_shape("upload", "host data", to.shape, host);
@@ -230,7 +226,7 @@ impl Device {
     ///
     /// # Errors
     /// Failures of earlier work.
-    pub fn copy_out(&mut self, from: &[Matrix]) -> Result<Copied, Error> {
+    pub fn copy_out(&mut self, from: &[Matrix]) -> Result<Copied> {
         self.submit()?;
         let lengths: Vec<_> = from.iter().map(|&m| span(m)).collect();
         let mut encoder = self.device.create_command_encoder(&Default::default());
@@ -269,7 +265,7 @@ impl Device {
     ///
     /// # Errors
     /// Failures of this or earlier work.
-    pub fn download(&mut self, from: Matrix) -> Result<Vec<u32>, Error> {
+    pub fn download(&mut self, from: Matrix) -> Result<Vec<u32>> {
         Ok(self.copy_out(&[from])?.read()?.swap_remove(0))
     }
 
@@ -277,7 +273,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Shape`] unless the mask has the shape; those of [`Self::upload`].
-    pub fn upload_mask(&mut self, to: Tiles, from: &Mask) -> Result<(), Error> {
+    pub fn upload_mask(&mut self, to: Tiles, from: &Mask) -> Result {
         let host = Matrix { shape: from.shape(), ..to.words };
         check_shape("upload", "mask", to.shape, host)?;
         let words = from.tiles().chunks(2);
@@ -290,7 +286,7 @@ impl Device {
     ///
     /// # Errors
     /// Errors of [`Self::download`].
-    pub fn download_mask(&mut self, from: Tiles) -> Result<Mask, Error> {
+    pub fn download_mask(&mut self, from: Tiles) -> Result<Mask> {
         let words = self.download(from.words)?;
         Ok(from.mask(&words)?)
     }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::Device;
-use crate::{Error, Matrix};
+use crate::{Error, Matrix, Result};
 
 /// Maximum commands per submission: a driver may end a submission that takes seconds.
 pub(super) const SUBMITTED: usize = 128;
@@ -32,9 +32,7 @@ pub(super) enum Command {
 pub struct Recorded(Vec<Command>);
 
 /// Calls [`wgpu::Device::poll`], which panics if the device is lost while it waits.
-pub(super) fn waited(
-    poll: impl FnOnce() -> Result<wgpu::PollStatus, wgpu::PollError>,
-) -> Result<(), Error> {
+pub(super) fn waited(poll: impl FnOnce() -> Result<wgpu::PollStatus, wgpu::PollError>) -> Result {
     match catch_unwind(AssertUnwindSafe(poll)) {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(Error::Lost(error.to_string())),
@@ -46,7 +44,7 @@ pub(super) fn waited(
 }
 
 impl Device {
-    pub(super) fn push(&mut self, command: Command) -> Result<(), Error> {
+    pub(super) fn push(&mut self, command: Command) -> Result {
         if let Some(recording) = &mut self.recording {
             recording.push(command.clone());
         }
@@ -58,7 +56,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`] or [`Error::Invalid`] of this or earlier work.
-    pub fn submit(&mut self) -> Result<(), Error> {
+    pub fn submit(&mut self) -> Result {
         if self.pending.is_empty() {
             return self.check();
         }
@@ -90,7 +88,7 @@ impl Device {
     ///
     /// # Errors
     /// Like [`Self::submit`].
-    pub fn wait(&mut self) -> Result<(), Error> {
+    pub fn wait(&mut self) -> Result {
         self.submit()?;
         let waited = waited(|| self.device.poll(wgpu::PollType::wait_indefinitely()));
         self.check()?;
@@ -114,12 +112,12 @@ impl Device {
     ///
     /// # Errors
     /// Like [`Self::submit`].
-    pub fn replay(&mut self, recorded: &Recorded) -> Result<(), Error> {
+    pub fn replay(&mut self, recorded: &Recorded) -> Result {
         recorded.0.iter().try_for_each(|command| self.push(command.clone()))
     }
 
     /// Copies a contiguous matrix to another buffer.
-    pub(crate) fn copy_contiguous(&mut self, from: Matrix, to: Matrix) -> Result<(), Error> {
+    pub(crate) fn copy_contiguous(&mut self, from: Matrix, to: Matrix) -> Result {
         let [source, target] = [from, to].map(|m| self.buffers[m.buffer].memory.clone());
         self.push(Command::Copy {
             from: source,

@@ -3,7 +3,7 @@
 use sparse24_train::backend::BackendSettings;
 
 use super::Args;
-use crate::failure::Failure;
+use crate::failure::Result;
 
 mod kernels;
 mod layers;
@@ -20,7 +20,7 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result {
     match &args.step {
         Some(preset) => step::run(args, preset),
         None => kernels::run(args),

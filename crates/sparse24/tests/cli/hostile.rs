@@ -261,6 +261,27 @@ fn what_is_read_outside_is_printed_first() {
     assert_eq!(err.lines().next(), Some(&*expected[0]));
 }
 
+/// A link that leads nowhere is not taken for a file that is missing.
+#[test]
+fn nothing_is_left_out_silently() {
+    let place = Place::trained("--method dense");
+    for file in ["images/train/a/a", "images/train/b/a", "images/val/a/a", "glue/sst-2/train"] {
+        place.write(&format!("{file}.png"), "");
+    }
+    for file in ["train.en", "train.de", "dev.en", "dev.de"] {
+        place.write(&format!("pairs/{file}"), "a\n");
+    }
+    for (link, line) in [
+        ("images/train/c", "train --preset deit-tiny --data images"),
+        ("glue/cola", "glue --init-from run --data glue"),
+        ("pairs/val.en", "train --preset transformer-multi30k-cpu --data pairs"),
+    ] {
+        symlink("nowhere", place.path(link)).unwrap();
+        let (_, err) = place.exits(&format!("{line} --out new"), 3);
+        assert!(err.contains(&format!("{link}: is a link that leads nowhere")), "{err}");
+    }
+}
+
 /// A report of a foreign study does not follow the link that stands for an arm.
 #[test]
 fn an_arm_that_leads_outside_is_not_reported() {

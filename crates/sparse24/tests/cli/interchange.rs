@@ -99,6 +99,13 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     }
     place.answer("train --data ids --steps 2 --set backend.threads=1 --init-from hf --out ids-run");
     assert!(!place.has("ids-run/tokenizer.json"));
+    // Others, without the largest id.
+    place.folder("fewer");
+    for split in ["train", "val"] {
+        let ids = place.bytes(&format!("ids/{split}.bin"));
+        place.write(&format!("fewer/{split}.bin"), &ids[..510]);
+    }
+    place.answer("resume ids-run --set data.path=fewer --set steps=3");
     assert!(!place.answer("import hf named --tokenizer byte").contains("tokenizer"));
     place.remove("hf/tokenizer.json");
     let remark = "tokenizer byte, assumed from the vocabulary of 256";

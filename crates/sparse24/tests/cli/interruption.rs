@@ -224,6 +224,11 @@ fn a_run_resumes_from_another_folder_and_after_its_data_moved() {
     let mut command = place.command("resume ../run");
     assert!(command.current_dir(place.path("elsewhere")).output().unwrap().status.success());
     assert!(place.saved("run", 12) == end);
+    // The path of its data leads through its own folder.
+    place.folder("here");
+    let mut command = place.command(&format!("train {TINY} --set data.path=../text --out ."));
+    assert!(command.current_dir(place.path("here")).output().unwrap().status.success());
+    place.answer("eval here");
     place.rewind("run", [10, 12]);
     fs::rename(place.path("text"), place.path("elsewhere/text")).unwrap();
     place.refuses("resume run", 3, "/text: does not exist");

@@ -5,7 +5,7 @@ use std::{io::ErrorKind, path::Path};
 
 use serde_json::{Map, Value};
 
-use crate::{Error, disk, json, tensors::shards::check_inside};
+use crate::{Error, Result, disk, json, tensors::shards::check_inside};
 
 /// Bytes of the largest file that is read.
 const LARGEST: u64 = 4 << 20;
@@ -17,7 +17,7 @@ const LARGEST: u64 = 4 << 20;
 /// # Errors
 /// [`Error::File`] for the first such token, a damaged file, or a link out of the folder;
 /// [`Error::Io`].
-pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<Value, Error> {
+pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<Value> {
     let check = |path: &Path, file: &Value| {
         let found = added(file).into_iter().find(|token| !known.contains(token));
         let problem = "is not supported: text that contains it would be tokenized differently";
@@ -44,7 +44,7 @@ pub(crate) fn config_beside(path: &Path, own: &Value, known: &[&str]) -> Result<
 /// # Errors
 /// [`Error::File`] for a damaged file, or a link out of the folder; [`Error::Io`].
 #[cfg(feature = "tokenizers")]
-pub(super) fn class(path: &Path, config: &Value) -> Result<Option<String>, Error> {
+pub(super) fn class(path: &Path, config: &Value) -> Result<Option<String>> {
     let class = |config: &Value| config["tokenizer_class"].as_str().map(str::to_owned);
     match class(config) {
         None => Ok(read_beside(path, "config.json")?.and_then(|model| class(&model.into()))),
@@ -53,7 +53,7 @@ pub(super) fn class(path: &Path, config: &Value) -> Result<Option<String>, Error
 }
 
 /// The JSON object in a file beside a tokenizer's file, if there is one.
-fn read_beside(path: &Path, name: &str) -> Result<Option<Map<String, Value>>, Error> {
+fn read_beside(path: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
     let path = disk::parent(path).join(name);
     if path.is_symlink() {
         check_inside(&path)?;

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use rustc_hash::FxHashMap;
 
-use crate::Error;
+use crate::{Error, Result};
 
 pub(super) const VOCABULARY: u32 = 50_257;
 
@@ -86,7 +86,7 @@ pub(super) fn word(text: &str) -> usize {
     end
 }
 
-pub(super) fn encode(text: &str) -> Result<Vec<u32>, Error> {
+pub(super) fn encode(text: &str) -> Result<Vec<u32>> {
     let ranks = &*RANKS;
     let (mut ids, mut parts) = (Vec::with_capacity(text.len() / 3), Vec::new());
     let mut rest = text;

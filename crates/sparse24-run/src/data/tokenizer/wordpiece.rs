@@ -26,7 +26,7 @@ use super::{
     MOST_VALUES,
     added::{class, config_beside},
 };
-use crate::{Error, disk, json};
+use crate::{Error, Result, disk, json};
 
 /// The tokens that stand for no text: padding, a word that cannot be spelled, the starts of a
 /// sequence and of what follows a sentence, and the mask.
@@ -256,7 +256,7 @@ impl WordPiece {
     ///
     /// # Errors
     /// [`Error::File`] for a file of another kind; [`Error::Io`].
-    pub(super) fn read(path: &Path) -> Result<Self, Error> {
+    pub(super) fn read(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::file(path, problem);
         let is_json = path.extension().is_some_and(|end| end == "json");
         let bytes = disk::read_small(path, LARGEST)?;

@@ -22,7 +22,7 @@ use super::{
     table,
 };
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{self, counted, note, print_json, say},
     progress,
     signals::Signals,
@@ -66,7 +66,7 @@ fn cases(sizes: &[Size]) -> Vec<Case> {
     cases
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result {
     let sizes = if args.size.is_empty() { Size::all() } else { args.size.clone() };
     let all = cases(&sizes);
     let count = counted(all.len(), "case");
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     verdict(&report, cases.len(), completed, signals.received())
 }
 
-fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
+fn list(cases: &[Case], args: &Args) -> Result {
     if args.json {
         let case = |case: &Case| {
             let (kernel, shape, entries) = case.names();
@@ -135,12 +135,7 @@ fn list(cases: &[Case], args: &Args) -> Result<(), Failure> {
 }
 
 /// The result of the command. A wrong kernel takes precedence over errors and interruptions.
-fn verdict(
-    report: &Report,
-    asked: usize,
-    completed: Result<(), Failure>,
-    stopped: Option<Exit>,
-) -> Result<(), Failure> {
+fn verdict(report: &Report, asked: usize, completed: Result, stopped: Option<Exit>) -> Result {
     let of = counted(report.cases.len(), "case");
     let refuse = |exit, verb: &str, select: fn(&Outcome) -> Option<&str>| {
         let mut found = report.cases.iter().filter_map(|case| Some((case, select(&case.outcome)?)));

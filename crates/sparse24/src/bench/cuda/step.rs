@@ -26,7 +26,7 @@ use sparse24_train::{
 
 use super::Args;
 use crate::{
-    failure::{Exit, Failure},
+    failure::{Exit, Failure, Result},
     output::{note, print_json, say},
     signals::Signals,
 };
@@ -83,7 +83,7 @@ struct Part {
     parts: Vec<Part>,
 }
 
-pub(super) fn run(args: &Args, preset: &str) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, preset: &str) -> Result {
     let mut settings = args.settings.clone();
     let method = args.method.as_deref().map(serde_json::Value::from);
     settings.extend(method.map(|method| format!("method.name={method}")));
@@ -221,7 +221,7 @@ fn time_steps(
     Ok(times)
 }
 
-fn print_table(report: &Report, recipe: &Recipe) -> Result<(), Failure> {
+fn print_table(report: &Report, recipe: &Recipe) -> Result {
     let Report { device, preset, method, phase, step_ms, steps, covered_ms, gap_ms, .. } = report;
     let whole = report.profiled_step_ms;
     say!("{device}");

@@ -3,7 +3,7 @@
 use std::{fs, io::Cursor};
 
 use super::super::{Documents, Tokenizer};
-use crate::Error;
+use crate::{Error, Result};
 
 /// A schema with the column `text`, as a member of a footer.
 const SCHEMA: &[u8] = b"\x19\x2c\x48\x01m\x15\x02\0\x15\x0c\x25\0\x18\x04text\0";
@@ -74,7 +74,7 @@ fn one(schema: &[u8], page: &[u8]) -> Vec<u8> {
 }
 
 /// The text of a file, without what exceeds a megabyte.
-fn read(bytes: &[u8]) -> Result<String, Error> {
+fn read(bytes: &[u8]) -> Result<String> {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.parquet"), bytes).unwrap();
     let mut text = String::new();
