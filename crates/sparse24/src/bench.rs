@@ -8,7 +8,7 @@ use crate::failure::{Exit, Failure, Result};
 mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod cuda {
-    use crate::failure::{Exit, Failure};
+    use crate::failure::{Exit, Failure, Result};
 
     pub(super) type Size = String;
 
