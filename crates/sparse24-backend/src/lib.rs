@@ -48,7 +48,7 @@ pub use reduce::Stage;
 pub use shape_only::{Footprint, POOLS, ShapeOnly, bytes};
 pub use tensor::{DType, Gradient24, GraphId, MaskId, Region, TableId, Tensor, Weight24};
 
-/// A result with an error of this crate, and without a value unless one is named.
+/// A `Result` that defaults to no value and to this crate's error.
 type Result<T = (), E = Error> = core::result::Result<T, E>;
 
 /// Values of tensors on their way to the host, see [`Memory::copy_out`].

@@ -56,5 +56,5 @@ pub use device::{Device, Graph, HostCopy, Settings, capturing};
 pub use error::Error;
 pub use matrix::{Matrix, Scalar};
 
-/// A result with an error of this crate, and without a value unless one is named.
+/// A `Result` that defaults to no value and to this crate's error.
 type Result<T = (), E = Error> = core::result::Result<T, E>;

@@ -20,3 +20,6 @@ pub mod study;
 
 pub use count::counted;
 pub use sparse24_run::Error;
+
+/// A `Result` that defaults to no value and to this crate's error.
+type Result<T = (), E = Error> = core::result::Result<T, E>;

@@ -10,6 +10,7 @@
 //! Invariant: whatever the directories hold, the page is well-formed, loads nothing and names what
 //! is missing; contents of files are text in it, never markup.
 
+use crate::Result;
 use std::{
     io::Read as _,
     path::{Path, PathBuf},
@@ -48,7 +49,7 @@ const QUICKSTART: &str = "quickstart";
 /// # Errors
 /// [`Error::File`] if a path is not a run or `out` exists and is not a report; [`Error::Setting`]
 /// for no or too many runs; [`Error::Io`] if the page cannot be written.
-pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
+pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>> {
     let contents = Contents::read(paths, Unreadable::Refused)?;
     // The only curves of lost metrics may be in the page that is there.
     let has_steps = contents.has_steps();
@@ -72,7 +73,7 @@ pub fn write(paths: &[PathBuf], out: &Path) -> Result<Vec<String>, Error> {
 ///
 /// # Errors
 /// Like [`write()`]; [`Error::Setting`] if the page has no figure of that name.
-pub fn write_figure(paths: &[PathBuf], name: &str, out: &Path) -> Result<(), Error> {
+pub fn write_figure(paths: &[PathBuf], name: &str, out: &Path) -> Result {
     let svg = figure(paths, name)?;
     replace(out, &svg, "report", |text| text.starts_with(&svg[..svg.find(" width").unwrap_or(0)]))
 }
@@ -84,7 +85,7 @@ pub(crate) fn replace(
     text: &str,
     kind: &str,
     is_ours: impl Fn(&str) -> bool,
-) -> Result<(), Error> {
+) -> Result {
     if disk::exists(out)? {
         let mut start = Vec::new();
         let read = disk::open(out)?.0.take(1 << 16).read_to_end(&mut start);
@@ -110,7 +111,7 @@ impl View {
     ///
     /// # Errors
     /// [`Error::Setting`] for no or too many runs.
-    pub fn read(paths: &[PathBuf]) -> Result<Self, Error> {
+    pub fn read(paths: &[PathBuf]) -> Result<Self> {
         let contents = Contents::read(paths, Unreadable::Shown)?;
         Ok(Self { title: contents.title(), contents: contents.html() })
     }
@@ -130,7 +131,7 @@ impl View {
 }
 
 /// Draws one figure as an SVG document.
-fn figure(paths: &[PathBuf], name: &str) -> Result<String, Error> {
+fn figure(paths: &[PathBuf], name: &str) -> Result<String> {
     let contents = Contents::read(paths, Unreadable::Refused)?;
     if name == QUICKSTART && contents.has_steps() {
         return Ok(curves::quickstart(&contents.runs).svg());
@@ -172,7 +173,7 @@ struct Contents {
 }
 
 impl Contents {
-    fn read(paths: &[PathBuf], unreadable: Unreadable) -> Result<Self, Error> {
+    fn read(paths: &[PathBuf], unreadable: Unreadable) -> Result<Self> {
         let mut contents = Self::default();
         for path in paths {
             match contents.add(path, paths.len() == 1) {
@@ -201,7 +202,7 @@ impl Contents {
     }
 
     /// Adds a run, or the folder of a search or study.
-    fn add(&mut self, path: &Path, is_alone: bool) -> Result<(), Error> {
+    fn add(&mut self, path: &Path, is_alone: bool) -> Result {
         // Runs may come from others, and so may folders of them.
         let _confined = path.is_dir().then(|| disk::confine(path)).transpose()?;
         if conclusions::is_folder(path) {
@@ -216,7 +217,7 @@ impl Contents {
     }
 
     /// Adds the results of a search or study, and the first run of each arm.
-    fn add_folder(&mut self, path: &Path) -> Result<(), Error> {
+    fn add_folder(&mut self, path: &Path) -> Result {
         let concluded = conclusions::conclusions(path);
         let (arms, left_out) = first_runs(path, &concluded.arms);
         for arm in arms {

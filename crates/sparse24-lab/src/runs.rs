@@ -10,6 +10,7 @@ mod folder;
 mod needs;
 mod run_result;
 
+use crate::Result;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -50,7 +51,7 @@ pub struct Member {
 
 /// Called with the results of all runs: with `None` before the first run, and with the index of
 /// each run that finished.
-pub type Done<'a> = dyn Fn(Option<usize>, &[Option<RunResult>]) -> Result<(), Error> + Sync + 'a;
+pub type Done<'a> = dyn Fn(Option<usize>, &[Option<RunResult>]) -> Result + Sync + 'a;
 
 impl Member {
     /// The run directory in a folder.
@@ -100,7 +101,7 @@ impl RunSet {
     /// # Errors
     /// [`Error::File`] for a run directory with another configuration or damaged metrics;
     /// [`Error::Io`].
-    pub(crate) fn open(folder: Folder, members: Vec<Member>, keep: Keep) -> Result<Self, Error> {
+    pub(crate) fn open(folder: Folder, members: Vec<Member>, keep: Keep) -> Result<Self> {
         let read = |member: &Member| read(&member.path(folder.path()), member, keep);
         let results = members.iter().map(read).collect::<Result<_, _>>()?;
         Ok(Self { folder, members, results, keep })
@@ -131,11 +132,7 @@ impl RunSet {
     /// [`Error::Setting`] and [`Error::Room`] for a set that does not fit on this machine, before
     /// anything runs; the first error of `done` or of a run, after which the other runs stop. A
     /// loss that is not finite is a result, not an error.
-    pub fn train(
-        &mut self,
-        watchers: Vec<Box<dyn Watcher>>,
-        done: &Done<'_>,
-    ) -> Result<Progress, Error> {
+    pub fn train(&mut self, watchers: Vec<Box<dyn Watcher>>, done: &Done<'_>) -> Result<Progress> {
         let waiting: Vec<usize> =
             (0..self.members.len()).filter(|&member| self.results[member].is_none()).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -190,7 +187,7 @@ impl RunSet {
 
 const CHECKPOINTS: &str = "checkpoints";
 
-fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, Error> {
+fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>> {
     if !disk::exists(&path.join("config.toml"))? {
         return Ok(None);
     }
@@ -213,7 +210,7 @@ fn read(path: &Path, member: &Member, keep: Keep) -> Result<Option<RunResult>, E
 }
 
 /// Removes checkpoints; if killed at any point, the folder is complete or gone.
-fn discard(checkpoints: &Path) -> Result<(), Error> {
+fn discard(checkpoints: &Path) -> Result {
     let aside = disk::aside(checkpoints);
     if disk::exists(&aside)? {
         disk::remove_directory(&aside)?;
@@ -229,12 +226,12 @@ fn discard(checkpoints: &Path) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::File`].
-pub fn check_same(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+pub fn check_same(path: &Path, found: &Config, wanted: &Config) -> Result {
     check_paths(path, found, wanted)?;
     check_config(path, found, wanted)
 }
 
-fn check_config(path: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+fn check_config(path: &Path, found: &Config, wanted: &Config) -> Result {
     let (found, wanted) = (found.decisive(), wanted.decisive());
     let Some((key, values)) = difference(&found, &wanted) else { return Ok(()) };
     let [found, wanted] = values.map(|value| value.unwrap_or("nothing"));
@@ -250,7 +247,7 @@ fn needs_of<'a>(
     folder: &Path,
     members: impl Iterator<Item = &'a Member>,
     opened: &Mutex<Option<RunData>>,
-) -> Result<Vec<(Needs, u64)>, Error> {
+) -> Result<Vec<(Needs, u64)>> {
     let mut by_arm = BTreeMap::new();
     let needs = |member: &'a Member| {
         let Member { arm, config, until } = member;
@@ -274,7 +271,7 @@ fn needs_of<'a>(
 }
 
 /// The data of a configuration, opened once for all runs that share it.
-fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, Error> {
+fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData> {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     match opened.as_ref().filter(|data| data.is_of(config)) {
         Some(data) => {
@@ -286,7 +283,7 @@ fn data_of(config: &Config, opened: &Mutex<Option<RunData>>) -> Result<RunData, 
 }
 
 /// Refuses a run that names other paths: they would be read.
-fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error> {
+fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result {
     let rows = [
         ("data.path", &found.data.path, &wanted.data.path),
         ("run.flip_reference", &found.run.flip_reference, &wanted.run.flip_reference),
@@ -305,7 +302,7 @@ fn check_paths(run: &Path, found: &Config, wanted: &Config) -> Result<(), Error>
 }
 
 /// Checks that a member can start or resume in its run directory.
-fn check_place(path: &Path, member: &Member) -> Result<(), Error> {
+fn check_place(path: &Path, member: &Member) -> Result {
     if disk::exists(&path.join("config.toml"))? {
         return check_paths(path, &run_config(path)?, &member.config);
     }
@@ -328,7 +325,7 @@ fn train(
     keep: Keep,
     watcher: &mut dyn Watcher,
     (halted, opened): (&AtomicBool, &Mutex<Option<RunData>>),
-) -> Result<Option<RunResult>, Error> {
+) -> Result<Option<RunResult>> {
     let path = member.path(folder);
     let mut run = if disk::exists(&path.join("config.toml"))? {
         // Again, since others may have changed it while earlier runs trained.
@@ -349,7 +346,12 @@ fn train(
     // A run to its last step ends by itself, after the evaluation.
     let until = (member.until < steps).then_some(member.until);
     let ended = run.train(&mut Bounded { watcher, step, until, halted });
+    let is_moved = run.place().as_ref() != Some(&path);
     drop(run);
+    if is_moved {
+        let problem = "was moved or removed while it trained; put it back, and repeat the command";
+        return Err(Error::file(&path, problem));
+    }
     if let Err(error) = ended {
         run_result::record_failure(&path, error)?;
     }

@@ -25,8 +25,11 @@ use sparse24_train::{
     optim::MaskedDecay,
 };
 
-use crate::runs::{
-    Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher, write_json,
+use crate::{
+    Result,
+    runs::{
+        Folder, Identity, Keep, Member, Progress, RunResult, RunSet, Settings, Watcher, write_json,
+    },
 };
 
 /// Options of a search; those that are absent have defaults.
@@ -76,7 +79,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Setting`] for a method without masked decay or masks, and for candidates, steps or
     /// seeds that cannot be searched.
-    pub fn resolve(base: Config, options: SearchOptions) -> Result<Self, Error> {
+    pub fn resolve(base: Config, options: SearchOptions) -> Result<Self> {
         let method = base.method_value()?;
         let refuse = |problem: &str| {
             let problem =
@@ -103,7 +106,7 @@ impl Plan {
         Ok(plan)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result {
         let refuse = |key: &str, problem: String| Err(Error::setting(key, problem));
         let Self { candidates, until, window: [first, last], seeds, base, .. } = self;
         let is_valid = |lambda: &f32| lambda.is_finite() && *lambda >= 0.0;
@@ -180,7 +183,7 @@ impl Plan {
     }
 
     /// Reads `search.toml`, which an earlier version may have written.
-    fn read(file: &Path) -> Result<Self, Error> {
+    fn read(file: &Path) -> Result<Self> {
         let mut table = read_table(file, "a resolved search")?;
         if let Some(toml::Value::Table(base)) = table.get_mut("base") {
             renamed::update(base);
@@ -221,7 +224,7 @@ fn settings(config: &Config) -> Settings {
 ///
 /// # Errors
 /// [`Error::Setting`].
-pub fn check_seeds(seeds: &[u64], least: usize) -> Result<(), Error> {
+pub fn check_seeds(seeds: &[u64], least: usize) -> Result {
     let refuse = |problem: String| Err(Error::setting("seeds", problem));
     if seeds.len() < least {
         let why = if least > 1 { ", since one difference has no interval" } else { "" };
@@ -249,7 +252,7 @@ impl Search {
     /// # Errors
     /// [`Error::File`] for a folder that holds something else, or a search with other settings;
     /// [`Error::Io`], also for one in use; errors from opening the dataset.
-    pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self, Error> {
+    pub fn open(mut plan: Plan, path: &Path, keep: Keep) -> Result<Self> {
         plan.data = Some(of_data(&open_data(&plan.base)?));
         let text = toml::to_string(&plan).expect("a search is a TOML table");
         let read = |file: &Path| Ok(Plan::read(file)?.identity());
@@ -278,7 +281,7 @@ impl Search {
         &mut self,
         watchers: Vec<Box<dyn Watcher>>,
         done: &(dyn Fn(usize, &SearchResults) + Sync),
-    ) -> Result<Progress, Error> {
+    ) -> Result<Progress> {
         let (plan, members) = (&self.plan, self.runs.members().to_vec());
         let file = self.runs.path().join(FILE);
         let after = |member: Option<usize>, results: &[Option<RunResult>]| {

@@ -13,12 +13,16 @@ use std::{
 use crate::{Error, Result};
 use claim::claim;
 use fault::Operation;
+use look::{is_there, kind};
 
 pub use confined::{Confined, confine};
+pub use look::{exists, is_file, is_folder};
+pub(crate) use look::{first, found, unused};
 
 mod claim;
 mod confined;
 pub mod fault;
+mod look;
 
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,77 +224,6 @@ pub fn names(path: &Path) -> Result<Vec<OsString>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         listed => listed.map_err(|e| Error::io("list", path, e)),
     }
-}
-
-/// Whether a path leads to something; a link in a confined directory does.
-///
-/// # Errors
-/// [`Error::Io`] where the system does not show it.
-pub fn exists(path: &Path) -> Result<bool> {
-    is_there(path).map_err(|e| Error::io("read", path, e))
-}
-
-fn is_there(path: &Path) -> io::Result<bool> {
-    let look = || {
-        #[cfg(unix)]
-        if let Some(at) = confined::resolve(path)? {
-            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-            return Ok(rustix::fs::statat(&at.directory, &at.name, flags).map(drop)?);
-        }
-        fs::metadata(path).map(drop)
-    };
-    match look() {
-        Err(e) if is_nothing(&e) => Ok(false),
-        found => found.map(|()| true),
-    }
-}
-
-fn is_nothing(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-}
-
-/// The kind of what a path leads to, if it leads to anything.
-///
-/// # Errors
-/// [`Error::File`] for a link that leads nowhere; [`Error::Io`] where the system does not show it.
-fn kind(path: &Path) -> Result<Option<fs::FileType>> {
-    match fs::metadata(path) {
-        Ok(found) => Ok(Some(found.file_type())),
-        Err(e) if !is_nothing(&e) => Err(Error::io("read", path, e)),
-        Err(_) if path.is_symlink() => {
-            Err(Error::file(path, "is a link that leads nowhere; remove it, or name another"))
-        }
-        Err(_) => Ok(None),
-    }
-}
-
-/// Whether a path leads to a folder.
-///
-/// # Errors
-/// [`Error::File`] for a link that leads nowhere; [`Error::Io`] where the system does not show it.
-pub fn is_folder(path: &Path) -> Result<bool> {
-    Ok(kind(path)?.is_some_and(|kind| kind.is_dir()))
-}
-
-/// Whether a path leads to a regular file.
-///
-/// # Errors
-/// Same as [`is_folder`].
-pub fn is_file(path: &Path) -> Result<bool> {
-    Ok(kind(path)?.is_some_and(|kind| kind.is_file()))
-}
-
-/// The first item for which `is` holds.
-pub(crate) fn first<T>(
-    items: impl IntoIterator<Item = T>,
-    is: impl Fn(&T) -> Result<bool>,
-) -> Result<Option<T>> {
-    for item in items {
-        if is(&item)? {
-            return Ok(Some(item));
-        }
-    }
-    Ok(None)
 }
 
 /// Makes one directory.
@@ -504,11 +437,6 @@ pub fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".tmp-{name}"))
 }
 
-/// The first of endless names that leads to nothing.
-pub(crate) fn unused(names: impl Iterator<Item = PathBuf>) -> Result<PathBuf> {
-    Ok(first(names, |path| Ok(!exists(path)?))?.expect("some name is free"))
-}
-
 /// Renames a file, before it is replaced, to a free name in its folder such as `metrics.1.jsonl`.
 /// Returns the new path and file name.
 ///
@@ -543,7 +471,7 @@ pub fn leads_to(path: &Path, file: &File) -> Result<bool> {
 /// Whether a path leads to anything: files have no identity here.
 ///
 /// # Errors
-/// None.
+/// [`Error::Io`] if the path cannot be accessed.
 #[cfg(not(unix))]
 pub fn leads_to(path: &Path, _: &File) -> Result<bool> {
     exists(path)

@@ -8,8 +8,12 @@ use std::{
 
 use sparse24_train::ErrorKind;
 
-/// Returns an [`Error::File`]: of the path, with the formatted problem.
+/// Returns an [`Error::File`] with the path, or an [`Error::Setting`] with the key, and the formatted
+/// problem.
 macro_rules! bail {
+    (setting: $key:expr, $($problem:tt)+) => {
+        return Err($crate::Error::setting($key, format!($($problem)+)))
+    };
     ($path:expr, $($problem:tt)+) => {
         return Err($crate::Error::file($path, format!($($problem)+)))
     };

@@ -39,5 +39,5 @@ pub use error::Error;
 pub use sparse24_train::ErrorKind;
 pub use word::word;
 
-/// A result with an error of this crate, and without a value unless one is named.
+/// A `Result` that defaults to no value and to this crate's error.
 type Result<T = (), E = Error> = core::result::Result<T, E>;

@@ -62,10 +62,7 @@ pub fn agree(group: &mut dyn Group, facts: &Facts) -> Result<(), Error> {
         };
         let values: Vec<_> = all.iter().map(value).collect();
         if values.iter().any(|value| *value != values[0]) {
-            return Err(Error::setting(
-                key,
-                format!("differs between ranks: {}", by_rank(&values)),
-            ));
+            bail!(setting: key, "differs between ranks: {}", by_rank(&values));
         }
     }
     Ok(())

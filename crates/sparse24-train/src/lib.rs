@@ -23,7 +23,7 @@ pub mod trainer;
 
 pub use sparse24_backend::{self as backend, Error, ErrorKind, group, limits};
 
-/// A result with an error of this crate, and without a value unless one is named.
+/// A `Result` that defaults to no value and to this crate's error.
 type Result<T = (), E = Error> = core::result::Result<T, E>;
 
 #[cfg(all(doctest, feature = "cpu"))]

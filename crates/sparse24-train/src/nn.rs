@@ -50,7 +50,7 @@ pub use parameter::{
 pub use patch_embedding::{PatchEmbedding, Patches};
 pub use pre_norm::{BlockInputs, PreNormActivations, PreNormBlock, PreNormGradients, PreNormSpec};
 pub use sequence_head::{SequenceHead, SequenceHeadSpec};
-pub use sinusoids::ScaledSinusoids;
+pub use sinusoids::{ScaledSinusoids, fixed_sinusoid};
 pub use span_head::SpanHead;
 pub use target_rows::TargetRows;
 

@@ -39,7 +39,7 @@ pub use device::{Arrivals, Copied, Device, Recorded};
 pub use error::Error;
 pub use matrix::{Matrix, Tiles};
 
-/// A result with an error of this crate, and without a value unless one is named.
+/// A `Result` that defaults to no value and to this crate's error.
 type Result<T = (), E = Error> = core::result::Result<T, E>;
 
 /// Invocations of a workgroup in kernels that have one element or word per invocation.

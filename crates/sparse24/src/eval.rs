@@ -213,8 +213,9 @@ fn evaluate(args: &Args, run: &Path, predictions: Option<&Path>) -> Result<Repor
         }
         if found > expected {
             let problem = format!(
-                "the data has {found} token ids, but the model has {expected}: evaluate with the \
-                 run's own tokenizer"
+                "{}: has {found} token ids, but the model {expected}; name data with the ids of \
+                 those it was trained on",
+                data.source().display()
             );
             return Err(Failure::new(Exit::Input, problem));
         }

@@ -48,7 +48,7 @@ pub(crate) enum Exit {
     Terminated = 143,
 }
 
-/// A result with a [`Failure`], and without a value unless one is named.
+/// A `Result` that defaults to no value and to [`Failure`].
 pub(crate) type Result<T = (), E = Failure> = core::result::Result<T, E>;
 
 /// One sentence and an exit code.

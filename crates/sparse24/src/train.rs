@@ -361,7 +361,10 @@ pub(crate) fn finish(
     }
     let report = written.is_ok().then_some(report);
     match ended? {
-        Ended::Finished(summary) => Ok((summary, report)),
+        Ended::Finished(summary) => {
+            let run = run.place().unwrap_or(summary.run);
+            Ok((Summary { run, ..summary }, report))
+        }
         Ended::Stopped { step } => {
             let exit = watcher.signals.received().unwrap_or(Exit::Interrupted);
             let sentence = format!("interrupted after step {step}");
@@ -379,7 +382,7 @@ pub(crate) fn finish(
 fn keep_report(run: &Run, report: &Path) -> Result<bool, Error> {
     let missing = report::missing(run.lost_metrics() as usize);
     let is_since = |page: Vec<u8>| String::from_utf8_lossy(&page).contains(&missing);
-    if !disk::exists(report)? || is_since(disk::read_small(report, 64 << 20)?) {
+    if !disk::exists(report)? || disk::read_small(report, 64 << 20).is_ok_and(is_since) {
         return Ok(false);
     }
     let is_finished = run.trainer().step() >= run.config().steps;
@@ -472,7 +475,7 @@ fn conclude(
     let (steps, run) = (counted(summary.steps as usize, "step"), word(&summary.run));
     say!("validation loss {:.4} after {steps}, {:.0} s", summary.val_loss, summary.seconds);
     if !summary.run.is_dir() {
-        note(format_args!("{}: the run directory was moved meanwhile", summary.run.display()));
+        note(format_args!("{}: the run directory was removed meanwhile", summary.run.display()));
         return Ok(());
     }
     for (name, score) in &summary.scores {

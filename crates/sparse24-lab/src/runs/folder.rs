@@ -4,6 +4,7 @@
 //! starts may add arms and seeds, and change nothing else. A folder that holds something else is
 //! not touched. The folder is confined, since it may come from others.
 
+use crate::Result;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
@@ -79,8 +80,8 @@ impl Folder {
         name: &str,
         text: String,
         identity: &Identity,
-        read: impl Fn(&Path) -> Result<Identity, Error>,
-    ) -> Result<Self, Error> {
+        read: impl Fn(&Path) -> Result<Identity>,
+    ) -> Result<Self> {
         disk::check_directory(path)?;
         disk::create_directories(path)?;
         disk::sync_directory(disk::parent(path))?;
@@ -121,7 +122,7 @@ impl Folder {
     }
 
     /// Writes the description. Called after all checks, so a refused start does not change it.
-    pub(crate) fn describe(&self) -> Result<(), Error> {
+    pub(crate) fn describe(&self) -> Result {
         write_if_new(&self.description.0, self.description.1.as_bytes())
     }
 
@@ -131,7 +132,7 @@ impl Folder {
 }
 
 /// Writes a file atomically, unless it has these contents.
-pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result<(), Error> {
+pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result {
     match disk::read_small(path, contents.len() as u64) {
         Ok(found) if found == contents => Ok(()),
         _ => disk::write_atomically(path, contents),
@@ -139,7 +140,7 @@ pub(crate) fn write_if_new(path: &Path, contents: &[u8]) -> Result<(), Error> {
 }
 
 /// Writes a value as indented JSON, like [`write_if_new`].
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result {
     let mut text = serde_json::to_vec_pretty(value).expect("numbers and strings are JSON");
     text.push(b'\n');
     write_if_new(path, &text)
@@ -150,7 +151,7 @@ const TAKEN: [&str; 7] =
     ["lock", "search.toml", "search.json", "study.toml", "study.json", "study.csv", "report.html"];
 
 /// Checks that an arm's name is the name of a folder on every system.
-pub(crate) fn check_name(key: &str, name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(key: &str, name: &str) -> Result {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
     let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if !starts || name.len() > 64 || !name.chars().all(is_plain) || name.ends_with('.') {

@@ -6,7 +6,7 @@ use std::path::Path;
 use sparse24_run::{Error, disk, machine::Memory, run::Needs};
 
 use super::Keep;
-use crate::count::counted;
+use crate::{Result, count::counted};
 
 /// Refuses runs of which `jobs` at a time need more memory than there is, or whose checkpoints will
 /// not fit on the disk of `folder`. Each has its needs, and the number of checkpoints that it has
@@ -20,7 +20,7 @@ pub fn check_needs(
     jobs: usize,
     keep: Keep,
     memory: Option<&Memory>,
-) -> Result<(), Error> {
+) -> Result {
     // Runs take different times, so any of them may be side by side.
     let largest = |need: &dyn Fn(&(Needs, u64)) -> u64| {
         let mut needs: Vec<u64> = runs.iter().map(need).collect();

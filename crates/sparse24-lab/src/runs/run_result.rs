@@ -14,7 +14,7 @@ use sparse24_run::{
 use sparse24_train::method::PhaseKind;
 
 use super::Member;
-use crate::statistics::quantile;
+use crate::{Result, statistics::quantile};
 
 /// The result of a finished run.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +91,7 @@ pub struct Build {
 const FAILURE: &str = "failure.json";
 
 /// Reads the result of a run; none if it is not finished.
-pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>, Error> {
+pub(super) fn read(path: &Path, member: &Member) -> Result<Option<RunResult>> {
     let metrics = path.join("metrics.jsonl");
     let Member { config, until, .. } = member;
     let tokens = tokens_of(config);
@@ -169,7 +169,7 @@ pub(crate) fn builds(results: &[Option<RunResult>]) -> Vec<Build> {
     builds
 }
 
-fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
+fn read_failure(path: &Path) -> Result<Option<Failure>> {
     if !disk::exists(path)? {
         return Ok(None);
     }
@@ -181,7 +181,7 @@ fn read_failure(path: &Path) -> Result<Option<Failure>, Error> {
 
 /// Writes a failure that is a result, and returns any other error. The text does not depend on
 /// which checkpoints exist.
-pub(super) fn record_failure(path: &Path, error: Error) -> Result<(), Error> {
+pub(super) fn record_failure(path: &Path, error: Error) -> Result {
     let (step, what) = match error {
         Error::NonFinite { step, what, .. } | Error::SkipLimit { step, what, .. } => (step, what),
         Error::Spike { step, loss, z, .. } => {

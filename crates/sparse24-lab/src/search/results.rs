@@ -14,6 +14,7 @@ use sparse24_core::{
 
 use super::{DENSE, Plan, arm, settings};
 use crate::{
+    Result,
     runs::{Build, Failed, Failure, Member, RunResult, Sample, Settings, builds, difference},
     statistics::{LEVEL, mean, quantile},
 };
@@ -294,7 +295,7 @@ impl SearchResults {
     ///
     /// # Errors
     /// [`Error::File`] if the folder holds no results or damaged ones; [`Error::Io`].
-    pub fn read(folder: &Path) -> Result<Self, Error> {
+    pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         let _confined = folder.is_dir().then(|| disk::confine(folder)).transpose()?;
         let text = disk::read_small(&path, 1 << 24)
@@ -308,12 +309,7 @@ impl SearchResults {
     /// # Errors
     /// [`Error::File`] for a search that is unfinished, recommends nothing, or was made with other
     /// settings or data; settings of `run` and the seed may differ.
-    pub fn origin(
-        &self,
-        folder: &Path,
-        config: &Config,
-        data: &RunData,
-    ) -> Result<LambdaOrigin, Error> {
+    pub fn origin(&self, folder: &Path, config: &Config, data: &RunData) -> Result<LambdaOrigin> {
         let refuse = |problem: String| Err(Error::file(folder.join(FILE), problem));
         let Self { done, of, .. } = self;
         if done < of {

@@ -20,6 +20,7 @@ use sparse24_run::{
 use toml::{Table, Value};
 
 use crate::{
+    Result,
     runs::{Identity, Member, Settings, check_name},
     search::check_seeds,
 };
@@ -64,13 +65,13 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Setting`] with the file, the arm and the key; [`Error::Io`].
-    pub fn read(path: &Path, overrides: &Overrides) -> Result<Self, Error> {
+    pub fn read(path: &Path, overrides: &Overrides) -> Result<Self> {
         let plan = read_table(path, EXPECTED).and_then(|table| Self::of_table(table, overrides));
         plan.map_err(|error| inside(&path.display().to_string(), error))
     }
 
     /// Reads `study.toml` in a study's folder, which an earlier version may have written.
-    pub(super) fn read_resolved(path: &Path) -> Result<Self, Error> {
+    pub(super) fn read_resolved(path: &Path) -> Result<Self> {
         let inside = |error| inside(&path.display().to_string(), error);
         let mut table = read_table(path, EXPECTED).map_err(inside)?;
         if let Some(Value::Table(base)) = table.get_mut("base")
@@ -83,7 +84,7 @@ impl Plan {
         Self::of_table(table, &Overrides::default()).map_err(inside)
     }
 
-    fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self, Error> {
+    fn of_table(mut table: Table, overrides: &Overrides) -> Result<Self> {
         if let Some(key) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
             return Err(unknown("study", key, KEYS[..4].iter().copied()));
         }
@@ -202,14 +203,14 @@ impl Plan {
     }
 }
 
-fn seed(value: &Value) -> Result<u64, Error> {
+fn seed(value: &Value) -> Result<u64> {
     let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
     seed.ok_or_else(|| {
         Error::setting("seeds", format!("expected integers of at least 0, found {value}"))
     })
 }
 
-fn expected<T>(key: &str, what: &str, found: Option<Value>) -> Result<T, Error> {
+fn expected<T>(key: &str, what: &str, found: Option<Value>) -> Result<T> {
     let found = found.map_or("nothing".to_owned(), |found| found.to_string());
     Err(Error::setting(key, format!("expected {what}, found {found}")))
 }

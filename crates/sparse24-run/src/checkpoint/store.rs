@@ -203,7 +203,7 @@ pub fn states(directory: &Path) -> Result<Vec<State>> {
 /// The checkpoint of this step, not verified, if there is one.
 ///
 /// # Errors
-/// [`Error::Io`] where the system does not show it.
+/// [`Error::Io`] if the path cannot be accessed.
 pub fn named(directory: &Path, step: u32) -> Result<Option<PathBuf>> {
     let path = directory.join(directory_name(step));
     Ok(disk::exists(&path)?.then_some(path))

@@ -107,10 +107,7 @@ impl MethodConfig {
         } else if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
             && method.phases.iter().all(Phase::is_dense)
         {
-            let problem = format!(
-                "all phases of {name} are dense; add a sparse one with method.phases = [\"sparse\"]"
-            );
-            return Err(Error::setting(format!("method.{key}"), problem));
+            bail!(setting: format!("method.{key}"), "all phases of {name} are dense; add a sparse one with method.phases = [\"sparse\"]");
         } else {
             for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
                 *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
@@ -119,10 +116,7 @@ impl MethodConfig {
         if place.is_some_and(|place| place != DecayPlace::None)
             && method.phases.iter().all(|phase| phase.mask().is_none())
         {
-            let problem = format!(
-                "needs a phase whose forward is pruned, and {name} has none; leave it empty"
-            );
-            return Err(Error::setting("method.decay", problem));
+            bail!(setting: "method.decay", "needs a phase whose forward is pruned, and {name} has none; leave it empty");
         }
         Ok(method)
     }
@@ -134,11 +128,8 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase> {
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
         let kinds = <(PhaseOperands, AdamVariant)>::WORDS.iter().map(|(word, _)| *word);
         let known = kinds.collect::<Vec<_>>().join(", ");
-        let problem = format!(
-            "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
-                or \"dense:settled\", found {text:?}"
-        );
-        return Err(Error::setting(KEY, problem));
+        bail!(setting: KEY, "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
+                or \"dense:settled\", found {text:?}");
     };
     match operands {
         PhaseOperands::Dense => Ok(Phase { until, optimizer, ..Phase::DENSE }),

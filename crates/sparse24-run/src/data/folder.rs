@@ -14,7 +14,7 @@ use super::{
     fingerprint::{Progress, content, prepared},
     shard::Shard,
 };
-use crate::{Error, Result, checkpoint::Fingerprint};
+use crate::{Error, Result, checkpoint::Fingerprint, disk};
 
 pub(super) const TRAIN: &str = "train.bin";
 pub(super) const VALIDATION: &str = "val.bin";
@@ -124,7 +124,7 @@ impl Folder {
             }
         }
         let described = folder.join(TOKENIZER);
-        let is_foreign = !described.exists();
+        let is_foreign = !disk::is_file(&described)?;
         let tokenizer = match kind {
             _ if !is_foreign => Some(Tokenizer::load(&described)?),
             Some(kind @ (TokenizerKind::Byte | TokenizerKind::Gpt2)) => {
@@ -136,12 +136,9 @@ impl Folder {
             && asked != found
         {
             let (asked, found) = (asked.name(), found.name());
-            let problem = format!(
-                "`{asked}` is asked for, but {} was prepared with `{found}`: set \
+            bail!(setting: "data.tokenizer", "`{asked}` is asked for, but {} was prepared with `{found}`: set \
                     data.tokenizer={found}",
-                folder.display()
-            );
-            return Err(Error::setting("data.tokenizer", problem));
+                folder.display());
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
         if let (Some(asked), Some(known)) = (vocabulary, known)

@@ -4,11 +4,13 @@
 use std::path::Path;
 
 #[cfg(not(test))]
-pub(super) use healthy::{before, writer};
+pub(super) use healthy::before;
+#[cfg(not(test))]
+pub(crate) use healthy::writer;
 #[cfg(test)]
-pub(crate) use planned::{Fault, Plan, Record, plan, trace};
+pub(super) use planned::before;
 #[cfg(test)]
-pub(super) use planned::{before, writer};
+pub(crate) use planned::{Fault, Plan, Record, plan, trace, writer};
 
 /// An operation that is about to be carried out.
 #[derive(Debug, Clone, Copy)]

@@ -33,9 +33,8 @@ impl Format {
             ModelSpec::Deit(_) => &timm::FORMAT,
             ModelSpec::Transformer(_) => &fsmt::FORMAT,
             _ => {
-                let problem = "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
-                    the checkpoint's model.safetensors holds the weights";
-                return Err(Error::setting("model.kind", problem));
+                bail!(setting: "model.kind", "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
+                    the checkpoint's model.safetensors holds the weights");
             }
         };
         activation_name(format, model)?;

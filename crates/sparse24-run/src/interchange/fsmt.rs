@@ -15,8 +15,14 @@ use super::{
     config::{Sizes, activation, activation_name, admit, object, parse},
     format::Format,
 };
-use crate::Result;
-use sparse24_train::model::{ModelSpec, Sparsify, TransformerSpec, transformer::TOKEN_TABLE};
+use crate::{
+    Result,
+    tensors::{Entry, TensorFile},
+};
+use sparse24_train::{
+    model::{ModelSpec, Sparsify, TransformerSpec, transformer::TOKEN_TABLE},
+    nn::fixed_sinusoid,
+};
 
 pub(super) const FORMAT: Format = Format {
     name: "fsmt",
@@ -28,7 +34,7 @@ pub(super) const FORMAT: Format = Format {
         ("decoder.embed_tokens.weight", TOKEN_TABLE),
         ("decoder.output_projection.weight", TOKEN_TABLE),
     ],
-    buffers: &["embed_positions.weight", "embed_positions._float_tensor", "coder.version"],
+    buffers: &[POSITIONS, "embed_positions._float_tensor", "coder.version"],
     tables: [TOKEN_TABLE, ""],
     classes: ["FSMTForConditionalGeneration"; 3],
     stored,
@@ -39,6 +45,21 @@ pub(super) const FORMAT: Format = Format {
     attention: "_attn.",
     filters: ["--include layers --exclude attn", "--include layers"],
 };
+
+/// The table of positions, which the model computes.
+pub(super) const POSITIONS: &str = "embed_positions.weight";
+
+/// Refuses positions that were trained. Their rows begin with two that no token has.
+pub(super) fn check_positions(file: &TensorFile, entry: &Entry) -> Result {
+    let &[_, d] = &entry.shape[..] else { return Ok(()) };
+    let is_trained = |(at, value): (usize, &f32)| {
+        d > 3 && (value - fixed_sinusoid([at / d - 2, at % d], d)).abs() > 0.01
+    };
+    match file.floats(entry)?.iter().enumerate().skip(2 * d).any(is_trained) {
+        true => Err(file.refuse(entry, "was trained, but the model computes its positions")),
+        false => Ok(()),
+    }
+}
 
 /// The longest sentence of a model that reads longer ones: positions are computed, so the length
 /// is no property of the weights, and takes memory.

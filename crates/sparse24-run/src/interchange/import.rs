@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{SIDE, format::Format, transpose_rows};
+use super::{SIDE, format::Format, fsmt, transpose_rows};
 use crate::{
     Error, Result,
     checkpoint::NamedTensor,
@@ -34,8 +34,8 @@ pub struct Imported {
 ///
 /// # Errors
 /// [`Error::File`] names the tensor: missing, unknown, of another shape or type, not finite; a
-/// vocabulary of another size; a bias that is not zero for a model without; an untied head.
-/// [`Error::Io`].
+/// vocabulary of another size; a bias that is not zero for a model without; an untied head;
+/// trained positions where the model computes them. [`Error::Io`].
 pub fn import(
     path: &Path,
     format: &'static Format,
@@ -45,6 +45,10 @@ pub fn import(
     let entries = model.files.iter().flat_map(|f| f.entries.iter().map(move |entry| (f, entry)));
     let is_buffer = |name: &str| format.buffers.iter().any(|end| name.ends_with(end));
     let mut found = Found::new();
+    entries
+        .clone()
+        .filter(|(_, entry)| entry.name.ends_with(fsmt::POSITIONS))
+        .try_for_each(|(file, entry)| fsmt::check_positions(file, entry))?;
     for (file, entry) in entries.filter(|(_, entry)| !is_buffer(&entry.name)) {
         if let Some((_, other)) = found.insert(format.short(&entry.name), (file, entry)) {
             return Err(file.refuse(entry, &format!("is also stored as {:?}", other.name)));

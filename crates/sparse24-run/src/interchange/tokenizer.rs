@@ -48,7 +48,7 @@ const LONGEST: u64 = 4 << 20;
 pub enum FolderTokenizer {
     /// The folder has none of the files.
     Absent,
-    /// WordPiece, or one of ours: saved by this program, or with the same tokens and merges.
+    /// WordPiece, or ours: saved by this program, or with our tokens and merges.
     Known(Tokenizer),
     /// Any other, or damaged: the reason.
     Other(String),
@@ -191,7 +191,7 @@ fn is_berts(processor: &Value) -> bool {
 /// The WordPiece tokenizer in a folder, or one that this program has saved there.
 fn own(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer> {
     let files = ["tokenizer.json", "vocab.txt"].map(|name| folder.join(name));
-    let Some(path) = files.into_iter().find(|path| path.exists()) else {
+    let Some(path) = disk::first(files, |path| disk::is_file(path))? else {
         let pair = ["vocab.json", "merges.txt"].map(|name| folder.join(name).exists());
         return Ok(match pair {
             [true, true] => {
@@ -204,7 +204,10 @@ fn own(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer> {
     check_inside(&path)?;
     match Tokenizer::read(&path) {
         Ok(tokenizer) => {
-            let (pieces, ids) = (tokenizer.vocabulary() as usize, model.vocabulary());
+            let added =
+                tokenizer.special_tokens().is_empty().then(|| mask_token(&tokenizer, model));
+            let added = usize::from(added.flatten().is_some());
+            let (pieces, ids) = (tokenizer.vocabulary() as usize + added, model.vocabulary());
             if pieces > ids {
                 bail!(path, "has {pieces} pieces, but the model only {ids} ids");
             }

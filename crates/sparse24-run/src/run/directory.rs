@@ -189,14 +189,10 @@ impl RunDirectory {
 /// Whether a directory holds a run that can be resumed: one with a `config.toml` that is not empty.
 ///
 /// # Errors
-/// [`Error::Io`] where the system does not show it.
+/// [`Error::Io`] if the path cannot be accessed.
 pub fn has_config(path: &Path) -> Result<bool> {
-    is_filled(&path.join(CONFIG))
-}
-
-/// Whether a file is there and not empty.
-fn is_filled(file: &Path) -> Result<bool> {
-    Ok(disk::is_file(file)? && fs::metadata(file).is_ok_and(|found| found.len() > 0))
+    let config = disk::found(&path.join(CONFIG))?;
+    Ok(config.is_some_and(|config| config.is_file() && config.len() > 0))
 }
 
 /// The error for a directory without a configuration; a run that has lost it can get it back.
@@ -245,7 +241,7 @@ struct Contents {
     /// A file that must not be replaced.
     occupied: Option<String>,
     /// Remains of a start that died before it wrote the configuration, its last file. They hold no
-    /// metrics, and of checkpoints only step 0.
+    /// metrics, and no checkpoint but step 0.
     remains: Vec<String>,
 }
 
@@ -255,7 +251,8 @@ fn contents(path: &Path) -> Result<Contents> {
     let has_search = names.iter().any(|name| name == SEARCH);
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     names.retain(|name| name != REPORT || !has_search);
-    let has_metrics = is_filled(&path.join(METRICS))?;
+    let metrics = disk::found(&path.join(METRICS))?;
+    let has_metrics = metrics.is_some_and(|metrics| metrics.len() > 0);
     let is_of_start = |name: &String| name == "step-00000000" || name.starts_with(".tmp-");
     let has_steps = !self::names(&path.join(CHECKPOINTS))?.iter().all(is_of_start);
     let is_ours = |name: &String| STARTED.contains(&name.as_str()) || name.starts_with(".tmp-");
@@ -277,11 +274,7 @@ pub struct Lock(#[allow(dead_code, reason = "held for its drop")] [Option<File>;
 /// [`Error::Io`], also if another process holds it.
 pub fn lock(directory: &Path) -> Result<Lock> {
     let path = directory.join(LOCK);
-    // The file must not keep the folder from being removed.
-    let lock_error = |e| {
-        let _ = disk::remove_file(&path);
-        Error::io("lock", &path, e)
-    };
+    let lock_error = |e| Error::io("lock", &path, e);
     let mut file = disk::open_as(&path, As::Lock)?;
     let folder = disk::open_directory(directory).ok();
     let locked = match folder.as_ref().map(File::try_lock) {

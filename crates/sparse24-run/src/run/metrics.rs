@@ -18,7 +18,7 @@ use super::{Provenance, directory::PROVENANCE};
 use crate::{
     Error, Result,
     checkpoint::PhaseKind,
-    disk::{self, As},
+    disk::{self, As, fault},
 };
 
 /// Metrics of one optimizer step. Absent values are left out of the object.
@@ -267,7 +267,7 @@ impl MetricsLog {
     ///
     /// # Errors
     /// [`Error::File`] for a step before the last one, a line above 1 MiB, or a value that is not
-    /// finite where NaN is not documented; [`Error::Io`]. Nothing is written then.
+    /// finite where NaN is not documented; [`Error::Io`]. All lines stay whole.
     pub fn append(&mut self, metrics: &StepMetrics) -> Result {
         let mut line = serde_json::to_vec(metrics).expect("numbers are JSON");
         let read = serde_json::from_slice::<StepMetrics>(&line);
@@ -293,11 +293,12 @@ impl MetricsLog {
             _ => {
                 let failed = |e| Error::io("write", &self.path, e);
                 let before = self.file.metadata().map_err(failed)?.len();
-                self.file.write_all(&line).map_err(|e| {
-                    // The next line must not follow a part of this one.
+                let written = fault::writer(&mut self.file, &self.path).write_all(&line);
+                if let Err(e) = written {
+                    // The next line must not follow part of this one.
                     let _ = self.file.set_len(before);
-                    failed(e)
-                })?;
+                    return Err(failed(e));
+                }
             }
         }
         self.last = Some((metrics.step, self.end));
@@ -451,42 +452,25 @@ impl Lines {
         })
     }
 
-    /// Passes every readable line to `take`, in ascending order of steps. Of two lines out of this
-    /// order, the first is damaged if the second follows the line before both.
+    /// Passes every readable line to `take`.
     fn salvage(&mut self, mut take: impl FnMut(StepMetrics, &[u8]) -> Result) -> Result<Salvage> {
         let mut salvage = Salvage::default();
-        let (mut held, mut before) = (None::<(StepMetrics, Vec<u8>, usize)>, None);
         loop {
-            // The order is judged here.
-            self.step = None;
-            let damaged = match self.next() {
+            match self.next() {
                 Ok(Some(metrics)) => {
-                    let step = Some(metrics.step);
-                    let last = held.as_ref().map(|(held, ..)| held.step);
-                    let next = (metrics, self.line.clone(), self.number);
-                    if last < step {
-                        if let Some((metrics, line, _)) = held.replace(next) {
-                            before = Some(metrics.step);
-                            take(metrics, &line)?;
-                        }
-                        continue;
-                    }
-                    match before < step {
-                        true => held.replace(next).map_or(0, |(.., number)| number),
-                        false => self.number,
-                    }
+                    take(metrics, &self.line)?;
+                    continue;
                 }
                 Ok(None) if !self.is_broken => break,
-                Ok(None) | Err(Error::File { .. }) => self.number,
+                Ok(None) | Err(Error::File { .. }) => {}
                 Err(error) => return Err(error),
-            };
+            }
             salvage.damaged += 1;
             if salvage.damaged == 1 {
-                salvage.first = damaged;
+                salvage.first = self.number;
             }
         }
         salvage.lines = self.number;
-        held.map_or(Ok(()), |(metrics, line, _)| take(metrics, &line))?;
         Ok(salvage)
     }
 

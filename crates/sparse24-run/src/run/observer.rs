@@ -11,7 +11,7 @@ use sparse24_train::{
 /// Observes a run and controls it, on a thread of the run's pool. Every method has a default that
 /// does nothing.
 pub trait Observer: Send {
-    /// Called after every optimizer step, and after the evaluation that follows it, if one does.
+    /// Called once per optimizer step, after the evaluation that follows it, if any.
     fn stepped(&mut self, _metrics: &StepMetrics) {}
 
     /// Called in steps and evaluations, as often as a batch is made: so many of the part's

@@ -90,8 +90,8 @@ pub(super) fn position(trainer: &Trainer) -> State {
 }
 
 /// Copies the state of a trainer that a loop of one's own drives into a checkpoint, for
-/// [`checkpoint::save`](crate::checkpoint::save). Its `state` has no settings, data or tokenizer;
-/// the caller may record their identity there.
+/// [`checkpoint::save`](crate::checkpoint::save). Its `state` has no settings, data, tokenizer or
+/// skipped steps; the caller may record them there.
 ///
 /// # Errors
 /// Errors from the backend.

@@ -66,7 +66,7 @@ pub struct Resume {
     pub settings: Vec<String>,
     /// Whether other data are refused even if `settings` name a new `data.path`.
     pub keeps_data: bool,
-    /// Whether the run belongs to a set: its settings and data stay, so errors advise no others.
+    /// Whether the run belongs to a set, so that errors do not advise other settings or data.
     pub is_member: bool,
 }
 
@@ -152,13 +152,11 @@ impl Run {
             && examples.outputs() != config.task.outputs
         {
             let found = config.task.outputs;
-            let problem = format!("expected {}, as in the data, found {found}", examples.outputs());
-            return Err(Error::setting("task.outputs", problem));
+            bail!(setting: "task.outputs", "expected {}, as in the data, found {found}", examples.outputs());
         }
         if !data.is_of(&config) {
-            let problem = "the data was opened for another configuration, so a resume would \
-                not find it; open it with open_data";
-            return Err(Error::setting(DATA, problem));
+            bail!(setting: DATA, "the data was opened for another configuration, so a resume would \
+                not find it; open it with open_data");
         }
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
         let table = initial.and_then(|weights| weights.iter().find(table));
@@ -336,10 +334,9 @@ impl Run {
                 // Checked before the trainer is allocated, since its model may not fit in memory.
                 let mut now = identity(&config, &data, checkpoint.state.clone());
                 now.dataset = identity::of_same_data(&data, checkpoint.state.dataset)?;
-                let rows = rows.unwrap_or(0);
                 let is_ids = matches!(data, RunData::Text(_)) && data.tokenizer().is_none();
-                if is_ids && now.dataset.vocabulary as usize <= rows {
-                    // One more than the largest id, of which the weights have all.
+                if is_ids && Some(vocabulary) == rows {
+                    // The largest id plus one; the weights have rows for all ids.
                     now.dataset.vocabulary = checkpoint.state.dataset.vocabulary;
                 }
                 let State { step, total_steps, .. } = checkpoint.state;
@@ -582,7 +579,7 @@ fn make_absolute(config: &mut Config) -> Result {
     let paths = [&mut config.data.path, &mut config.run.flip_reference];
     for path in paths.into_iter().filter(|path| !path.is_empty()) {
         let absolute = std::path::absolute(&*path).map_err(|e| Error::io("find", &*path, e))?;
-        // A path through the run's own directory would be refused where it leaves that.
+        // A path that leaves the run's own directory by `..` would be refused.
         let real = absolute.ancestors().find(|above| above.ends_with("..")).and_then(|above| {
             let real = fs::canonicalize(above).ok()?.join(absolute.strip_prefix(above).ok()?);
             Some(real.components().collect())

@@ -81,8 +81,7 @@ impl Spans {
         let &TaskSource { layout, max_length: longest, stride, .. } = source;
         let rules = Rules { layout, special: tokenizer.sentence_tokens(), longest, stride };
         if rules.room(0) == 0 {
-            let problem = format!("{longest} tokens hold no token of a context; raise it");
-            return Err(Error::setting("task.max_length", problem));
+            bail!(setting: "task.max_length", "{longest} tokens hold no token of a context; raise it");
         }
         let read: Vec<(Paragraph, Vec<Question>)> = squad::read(path)?
             .into_par_iter()

@@ -317,11 +317,12 @@ impl PairSource {
     }
 
     /// The dictionaries of both languages, as far as the folder has them.
-    fn dictionaries(&self) -> [Option<PathBuf>; 2] {
-        self.languages.each_ref().map(|language| {
+    fn dictionaries(&self) -> Result<[Option<PathBuf>; 2]> {
+        let [source, target] = self.languages.each_ref().map(|language| {
             let path = self.folder.join(format!("dict.{language}.txt"));
-            path.is_file().then_some(path)
-        })
+            disk::is_file(&path).map(|is_file| is_file.then_some(path))
+        });
+        Ok([source?, target?])
     }
 
     /// Refuses data of another dictionary than that of a model: their pieces would be unknown.
@@ -329,7 +330,7 @@ impl PairSource {
     fn check_dictionary(&self, tokenizer: &Tokenizer) -> Result {
         #[cfg(feature = "tokenizers")]
         if let (Tokenizer::Dictionary(own), [Some(path), _] | [_, Some(path)]) =
-            (tokenizer, self.dictionaries())
+            (tokenizer, self.dictionaries()?)
             && pieces(&path)? != own.pieces()
         {
             bail!(
@@ -343,7 +344,7 @@ impl PairSource {
 
     /// A tokenizer for the training files.
     fn tokenizer(&self, files: &[Lines; 2]) -> Result<Tokenizer> {
-        match (self.kind, self.dictionaries()) {
+        match (self.kind, self.dictionaries()?) {
             #[cfg(feature = "tokenizers")]
             (TokenizerKind::Bpe, [None, None]) => {
                 let lines = files.iter().flat_map(|file| file.text.lines().map(str::trim));

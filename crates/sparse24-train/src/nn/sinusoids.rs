@@ -89,7 +89,9 @@ pub(super) fn fixed_sinusoids(
     builder.constant("sinusoids", [longest, d], fixed_sinusoid)
 }
 
-fn fixed_sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
+/// S[p, j] of fairseq's Transformer.
+#[must_use]
+pub fn fixed_sinusoid([p, j]: [usize; 2], d: usize) -> f32 {
     let (half, position) = (d / 2, (p + 2) as f64);
     let angle = position * libm::pow(10000.0, -((j % half) as f64) / (half - 1) as f64);
     (if j < half { libm::sin(angle) } else { libm::cos(angle) }) as f32

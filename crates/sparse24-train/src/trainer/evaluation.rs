@@ -58,10 +58,15 @@ impl Trainer {
         let (sequences, all) = (data.sequences(), data.sequences().div_ceil(size));
         for first in (rank * all / world..(rank + 1) * all / world).map(|part| part * size) {
             self.check_interrupt()?;
-            let shape = BatchShape { size: size.min(sequences - first), ..self.recipe.batch };
+            let asked = BatchShape { size: size.min(sequences - first), ..self.recipe.batch };
             self.batch.clear();
-            data.fill(first, shape, &mut self.batch)?;
-            let shape = self.upload_batch(shape)?;
+            data.fill(first, asked, &mut self.batch)?;
+            let shape = self.upload_batch(asked)?;
+            if shape.size != asked.size {
+                let [expected, found] = [asked, shape].map(|s| [s.size, s.sequence_length]);
+                let (operation, operand) = ("batch", "the number of sequences");
+                return Err(Error::Operand { operation, operand, expected, found });
+            }
             let Self { backend, allocated: Allocated { model, .. }, recipe, batch, .. } = self;
             let mut pass = Pass { dropout: 0.0, ..recipe.pass(&mut **backend, &phase, shape) };
             model.evaluate(&mut pass)?;

@@ -261,7 +261,7 @@ fn what_is_read_outside_is_printed_first() {
     assert_eq!(err.lines().next(), Some(&*expected[0]));
 }
 
-/// A link that leads nowhere is not taken for a file that is missing.
+/// A broken symbolic link is not treated as a missing file.
 #[test]
 fn nothing_is_left_out_silently() {
     let place = Place::trained("--method dense");
@@ -278,7 +278,7 @@ fn nothing_is_left_out_silently() {
     ] {
         symlink("nowhere", place.path(link)).unwrap();
         let (_, err) = place.exits(&format!("{line} --out new"), 3);
-        assert!(err.contains(&format!("{link}: is a link that leads nowhere")), "{err}");
+        assert!(err.contains(&format!("{link}: is a broken symbolic link")), "{err}");
     }
 }
 

@@ -99,7 +99,7 @@ fn a_folders_own_tokenizer_is_not_replaced() {
     }
     place.answer("train --data ids --steps 2 --set backend.threads=1 --init-from hf --out ids-run");
     assert!(!place.has("ids-run/tokenizer.json"));
-    // Others, without the largest id.
+    // Other ids, without the largest.
     place.folder("fewer");
     for split in ["train", "val"] {
         let ids = place.bytes(&format!("ids/{split}.bin"));

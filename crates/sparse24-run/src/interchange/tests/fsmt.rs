@@ -83,6 +83,9 @@ fn copies_of_the_table_are_equal_to_it() {
             (found, None) => panic!("{found:?}"),
         }
     }
+    let positions = ("decoder.embed_positions.weight", [3, 4].as_slice(), &[0.0; 12][..]);
+    let (_directory, path) = foreign(&[(&names[0], &[2, 2], &table), positions]);
+    assert!(problem(import(&path, &fsmt::FORMAT, &wanted)).contains("was trained"));
 }
 
 #[test]
