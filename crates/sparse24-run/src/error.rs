@@ -8,10 +8,10 @@ use std::{
 
 use sparse24_train::ErrorKind;
 
-/// Returns an [`Error::File`] with the path, or an [`Error::Setting`] with the key, and the formatted
-/// problem.
+/// Returns an [`Error::File`] with the path, or an [`Error::Setting`] with the key, and the
+/// formatted problem.
 macro_rules! bail {
-    (setting: $key:expr, $($problem:tt)+) => {
+    (setting = $key:expr, $($problem:tt)+) => {
         return Err($crate::Error::setting($key, format!($($problem)+)))
     };
     ($path:expr, $($problem:tt)+) => {

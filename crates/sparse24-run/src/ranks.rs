@@ -62,7 +62,7 @@ pub fn agree(group: &mut dyn Group, facts: &Facts) -> Result<(), Error> {
         };
         let values: Vec<_> = all.iter().map(value).collect();
         if values.iter().any(|value| *value != values[0]) {
-            bail!(setting: key, "differs between ranks: {}", by_rank(&values));
+            bail!(setting = key, "differs between ranks: {}", by_rank(&values));
         }
     }
     Ok(())

@@ -38,8 +38,11 @@ impl Config {
     pub fn check(&self) -> Result {
         let length = self.to_toml().len() as u64;
         if length > LONGEST {
-            bail!(setting: "task.classes", "the configuration takes {length} bytes, expected at most {LONGEST}, which can be \
-                 read again; leave the names out");
+            bail!(
+                setting = "task.classes",
+                "the configuration takes {length} bytes, expected at most {LONGEST}, which can be \
+                 read again; leave the names out"
+            );
         }
         let Self { model, optimizer, batch, run, .. } = self;
         let sizes = [
@@ -139,7 +142,7 @@ impl Config {
             }
             let mut seen = BTreeSet::new();
             if let Some(name) = self.task.classes.iter().find(|name| !seen.insert(*name)) {
-                bail!(setting: "task.classes", "holds {name:?} twice");
+                bail!(setting = "task.classes", "holds {name:?} twice");
             }
             if task.labels == Labels::Span && self.task.stride == 0 {
                 return refuse("task.stride", "at least 1 token", 0);
@@ -268,19 +271,25 @@ impl Config {
     /// [`Error::Setting`] for an empty `data.path` where the preset has [`preset::Corpus::Named`].
     pub fn check_corpus(&self) -> Result {
         if self.data.path.is_empty() && self.model.kind == ModelKind::Deit {
-            bail!(setting: "data.path", "a DeiT needs images: name a folder with --data that holds train and \
-                val, each with a folder of JPEG or PNG images for each class");
+            bail!(
+                setting = "data.path",
+                "a DeiT needs images: name a folder with --data that holds train and \
+                val, each with a folder of JPEG or PNG images for each class"
+            );
         }
         if self.data.path.is_empty() && self.model.kind == ModelKind::Transformer {
-            bail!(setting: "data.path", "a Transformer learns from a folder of sentence pairs, such as train.en \
-                and train.de; name one with --data");
+            bail!(
+                setting = "data.path",
+                "a Transformer learns from a folder of sentence pairs, such as train.en \
+                and train.de; name one with --data"
+            );
         }
         if self.data.path.is_empty() && preset::corpus(&self.preset) == preset::Corpus::Named {
             let what = match self.preset.as_str() {
                 preset::IMPORTED => "an imported model was not trained on".to_owned(),
                 preset => format!("the preset {preset:?} is for a large corpus and not for"),
             };
-            bail!(setting: "data.path", "{what} the embedded text; name its data with --data");
+            bail!(setting = "data.path", "{what} the embedded text; name its data with --data");
         }
         Ok(())
     }

@@ -71,7 +71,10 @@ pub(super) fn on_preset(preset: Option<&str>, given: &[String], document: Table)
     if let (Some(named), Some(preset)) = (named, preset)
         && named != preset
     {
-        bail!(setting: "preset", "found {named:?} here and {preset:?} for --preset, expected only one of the two");
+        bail!(
+            setting = "preset",
+            "found {named:?} here and {preset:?} for --preset, expected only one of the two"
+        );
     }
     let preset = preset::named(named.or(preset).unwrap_or(preset::DEFAULT))?;
     preset.under(Table::new(), given)?.under(document, &[])
@@ -244,12 +247,15 @@ fn converted(key: &str, known: &Value, value: Value) -> Result<Value> {
 /// Applies `a.b=value`. The value is TOML, or where the key holds a string, any text.
 pub(super) fn apply(mut table: Table, setting: &str) -> Result<Table> {
     let Some((key, text)) = setting.split_once('=') else {
-        bail!(setting: setting, "expected KEY=VALUE, but there is no '='");
+        bail!(setting = setting, "expected KEY=VALUE, but there is no '='");
     };
     let (key, text) = (key.trim(), text.trim());
     if key == "preset" {
-        bail!(setting: key, "a preset comes before the settings, and a run keeps its own; choose it with \
-                `train --preset`, and change other keys here");
+        bail!(
+            setting = key,
+            "a preset comes before the settings, and a run keeps its own; choose it with \
+                `train --preset`, and change other keys here"
+        );
     }
     // Sections do not nest: all but the last of several dots belong to an unknown name.
     let (section, leaf) =

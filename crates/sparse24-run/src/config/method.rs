@@ -107,7 +107,10 @@ impl MethodConfig {
         } else if let Some((key, _)) = keys.iter().find(|(_, set)| *set)
             && method.phases.iter().all(Phase::is_dense)
         {
-            bail!(setting: format!("method.{key}"), "all phases of {name} are dense; add a sparse one with method.phases = [\"sparse\"]");
+            bail!(
+                setting = format!("method.{key}"),
+                "all phases of {name} are dense; add a sparse one with method.phases = [\"sparse\"]"
+            );
         } else {
             for phase in method.phases.iter_mut().filter(|phase| !phase.is_dense()) {
                 *phase = Phase { until: phase.until, optimizer: phase.optimizer, ..sparse };
@@ -116,7 +119,10 @@ impl MethodConfig {
         if place.is_some_and(|place| place != DecayPlace::None)
             && method.phases.iter().all(|phase| phase.mask().is_none())
         {
-            bail!(setting: "method.decay", "needs a phase whose forward is pruned, and {name} has none; leave it empty");
+            bail!(
+                setting = "method.decay",
+                "needs a phase whose forward is pruned, and {name} has none; leave it empty"
+            );
         }
         Ok(method)
     }
@@ -128,8 +134,11 @@ fn phase(text: &str, sparse: Phase) -> Result<Phase> {
     let Ok(PhaseWord { operands, optimizer, until }) = text.parse() else {
         let kinds = <(PhaseOperands, AdamVariant)>::WORDS.iter().map(|(word, _)| *word);
         let known = kinds.collect::<Vec<_>>().join(", ");
-        bail!(setting: KEY, "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
-                or \"dense:settled\", found {text:?}");
+        bail!(
+            setting = KEY,
+            "expected one of {known}, and unless it is the last, its end, as in \"sparse:5/6\" \
+                or \"dense:settled\", found {text:?}"
+        );
     };
     match operands {
         PhaseOperands::Dense => Ok(Phase { until, optimizer, ..Phase::DENSE }),

@@ -104,7 +104,10 @@ impl Corpus {
     /// empty.
     pub fn split(&self, validation: f64) -> Result<[&str; 2]> {
         if !(validation > 0.0 && validation < 1.0) {
-            bail!(setting: "data.validation_share", "expected more than 0 and less than 1, found {validation}");
+            bail!(
+                setting = "data.validation_share",
+                "expected more than 0 and less than 1, found {validation}"
+            );
         }
         let characters = self.text.chars().count();
         // Rounding to f64 is nanoGPT's too; it is exact below 2^53 characters.

@@ -54,7 +54,7 @@ impl<'a> Documents<'a> {
     /// its files joined by a line feed; in any other, a document ends with its file at the latest.
     pub(super) fn open(path: &Path, separator: Option<&'a str>, field: &'a str) -> Result<Self> {
         if separator == Some("") {
-            bail!(setting: "--separator", "is empty, expected text");
+            bail!(setting = "--separator", "is empty, expected text");
         }
         let expected = "a file of text, JSON lines or Parquet, or a folder of them";
         let kind =
@@ -72,9 +72,12 @@ impl<'a> Documents<'a> {
         }
         let has_fields = files.iter().any(|&(_, format)| format != Format::Text);
         if field != "text" && !has_fields && !files.is_empty() {
-            bail!(setting: "--field", "found {field}, but {} has only plain text, without fields; expected .jsonl or \
+            bail!(
+                setting = "--field",
+                "found {field}, but {} has only plain text, without fields; expected .jsonl or \
                  .parquet",
-                path.display());
+                path.display()
+            );
         }
         let is_divided = separator.is_some() || has_fields;
         Ok(Self { files, bytes, separator, field, is_divided })

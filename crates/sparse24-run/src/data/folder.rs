@@ -136,9 +136,12 @@ impl Folder {
             && asked != found
         {
             let (asked, found) = (asked.name(), found.name());
-            bail!(setting: "data.tokenizer", "`{asked}` is asked for, but {} was prepared with `{found}`: set \
+            bail!(
+                setting = "data.tokenizer",
+                "`{asked}` is asked for, but {} was prepared with `{found}`: set \
                     data.tokenizer={found}",
-                folder.display());
+                folder.display()
+            );
         }
         let known = tokenizer.as_ref().map(Tokenizer::vocabulary);
         if let (Some(asked), Some(known)) = (vocabulary, known)

@@ -36,7 +36,7 @@ fn is_nothing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// What a path leads to, if anything.
+/// Metadata of the file that a path leads to, if any.
 ///
 /// # Errors
 /// [`Error::Io`] if the path cannot be accessed.

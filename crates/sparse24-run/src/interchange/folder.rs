@@ -33,8 +33,11 @@ impl Format {
             ModelSpec::Deit(_) => &timm::FORMAT,
             ModelSpec::Transformer(_) => &fsmt::FORMAT,
             _ => {
-                bail!(setting: "model.kind", "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
-                    the checkpoint's model.safetensors holds the weights");
+                bail!(
+                    setting = "model.kind",
+                    "Hugging Face's library has no crammed BERT, expected gpt2 or bert; \
+                    the checkpoint's model.safetensors holds the weights"
+                );
             }
         };
         activation_name(format, model)?;

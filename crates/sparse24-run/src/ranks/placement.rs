@@ -168,14 +168,14 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>> {
     };
     for (name, number) in [(launcher.world, world), (launcher.local_world, local_world)] {
         if !(1..=MOST).contains(&number) {
-            bail!(setting: name, "expected a number from 1 to {MOST}, found {number}");
+            bail!(setting = name, "expected a number from 1 to {MOST}, found {number}");
         }
     }
     for (name, number, of) in
         [(launcher.rank, rank, world), (launcher.local_rank, local_rank, local_world)]
     {
         if number >= of {
-            bail!(setting: name, "expected a number below {of}, found {number}");
+            bail!(setting = name, "expected a number below {of}, found {number}");
         }
     }
     if world == 1 {
@@ -198,8 +198,11 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>> {
                 Some(host) => host.to_owned(),
                 None if local_world == world => "127.0.0.1".to_owned(),
                 None => {
-                    bail!(setting: "MASTER_ADDR", "is not set, and the ranks are on several machines; set it to \
-                        the host name of rank 0's (mpirun -x MASTER_ADDR=...)");
+                    bail!(
+                        setting = "MASTER_ADDR",
+                        "is not set, and the ranks are on several machines; set it to \
+                        the host name of rank 0's (mpirun -x MASTER_ADDR=...)"
+                    );
                 }
             };
             let port = set("MASTER_PORT").map_or(Ok(PORT.into()), |_| number("MASTER_PORT"))?;
@@ -209,7 +212,7 @@ pub fn placement(environment: &Environment) -> Result<Option<Placement>> {
             let first = first.and_then(|port| port.checked_add(taken));
             let last = first.and_then(|first| first.checked_add(TRIED - 1));
             let Some((first, last)) = first.zip(last) else {
-                bail!(setting: "MASTER_PORT", "expected a port from 1 to 65500, found {port}");
+                bail!(setting = "MASTER_PORT", "expected a port from 1 to 65500, found {port}");
             };
             ("MASTER_ADDR", host, first..=last)
         }

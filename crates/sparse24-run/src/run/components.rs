@@ -376,7 +376,11 @@ pub fn data_source(config: &Config) -> Source {
 
 fn open_scanned(config: &Config, opening: Opening<'_>) -> Result<RunData> {
     if let Some(task) = config.task()? {
-        bail!(setting: "task.name", "expected \"\", found {:?}, for `sparse24 finetune`", task.name);
+        bail!(
+            setting = "task.name",
+            "expected \"\", found {:?}, for `sparse24 finetune`",
+            task.name
+        );
     }
     if let Some(source) = config.image_source() {
         return Ok(Images::open(source)?.into());
@@ -411,7 +415,7 @@ pub(super) fn trainer_in(
     Ok(Trainer::in_group(open_backend(config)?, recipe, group)?)
 }
 
-/// Checks that main memory has room for `ranks` ranks.
+/// Checks that the main memory suffices for `ranks` ranks.
 pub(super) fn check_memory(config: &Config, recipe: &Recipe, ranks: usize) -> Result {
     let needed = Needs::of(config, recipe, config.steps)?.memory;
     let problem = machine::memory().and_then(|memory| memory.refuses(needed, ranks));

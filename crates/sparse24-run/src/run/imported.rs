@@ -36,7 +36,10 @@ pub fn save_imported(
     let recipe = config.recipe(vocabulary)?;
     let first = &recipe.method.phases[0];
     if first.mask().is_some() {
-        bail!(setting: "method.name", "expected a method that starts dense: given weights have no masks");
+        bail!(
+            setting = "method.name",
+            "expected a method that starts dense: given weights have no masks"
+        );
     }
     let expected = shapes(&recipe.model)?;
     let found: Vec<_> = weights.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();

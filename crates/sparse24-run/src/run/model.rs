@@ -281,8 +281,11 @@ impl Model {
             bail!(&self.run, "has no dictionary, which sentence pairs need");
         }
         if path.as_os_str().is_empty() {
-            bail!(setting: "data.path", "the embedded corpus is text, which this model has no tokenizer for; name \
-                    prepared shards");
+            bail!(
+                setting = "data.path",
+                "the embedded corpus is text, which this model has no tokenizer for; name \
+                    prepared shards"
+            );
         }
         if path.exists() && !is_shards(path) {
             bail!(

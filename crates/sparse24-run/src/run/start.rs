@@ -3,12 +3,7 @@
 //! Invariant: everything is checked before anything is written, and a new directory is a run only
 //! when it is complete.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    num::NonZeroU32,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, num::NonZeroU32, path::Path};
 
 use super::{
     Initial, LambdaOrigin, Log, MetricsLog, Provenance, Run, RunDirectory, StepMetrics,
@@ -152,11 +147,18 @@ impl Run {
             && examples.outputs() != config.task.outputs
         {
             let found = config.task.outputs;
-            bail!(setting: "task.outputs", "expected {}, as in the data, found {found}", examples.outputs());
+            bail!(
+                setting = "task.outputs",
+                "expected {}, as in the data, found {found}",
+                examples.outputs()
+            );
         }
         if !data.is_of(&config) {
-            bail!(setting: DATA, "the data was opened for another configuration, so a resume would \
-                not find it; open it with open_data");
+            bail!(
+                setting = DATA,
+                "the data was opened for another configuration, so a resume would \
+                not find it; open it with open_data"
+            );
         }
         let table = |tensor: &&NamedTensor| tensor.name == config.model.token_table();
         let table = initial.and_then(|weights| weights.iter().find(table));
@@ -584,7 +586,7 @@ fn make_absolute(config: &mut Config) -> Result {
             let real = fs::canonicalize(above).ok()?.join(absolute.strip_prefix(above).ok()?);
             Some(real.components().collect())
         });
-        let absolute: PathBuf = real.unwrap_or(absolute);
+        let absolute = real.unwrap_or(absolute);
         *path = absolute.into_os_string().into_string().unwrap_or_else(|_| path.clone());
     }
     Ok(())

@@ -81,7 +81,10 @@ impl Spans {
         let &TaskSource { layout, max_length: longest, stride, .. } = source;
         let rules = Rules { layout, special: tokenizer.sentence_tokens(), longest, stride };
         if rules.room(0) == 0 {
-            bail!(setting: "task.max_length", "{longest} tokens hold no token of a context; raise it");
+            bail!(
+                setting = "task.max_length",
+                "{longest} tokens hold no token of a context; raise it"
+            );
         }
         let read: Vec<(Paragraph, Vec<Question>)> = squad::read(path)?
             .into_par_iter()
