@@ -6,7 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::confined;
 use crate::{Error, Result};
 
 /// Whether a path leads to something; a link in a confined directory does.
@@ -20,7 +19,7 @@ pub fn exists(path: &Path) -> Result<bool> {
 pub(super) fn is_there(path: &Path) -> io::Result<bool> {
     let look = || {
         #[cfg(unix)]
-        if let Some(at) = confined::resolve(path)? {
+        if let Some(at) = super::confined::resolve(path)? {
             let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
             return Ok(rustix::fs::statat(&at.directory, &at.name, flags).map(drop)?);
         }
