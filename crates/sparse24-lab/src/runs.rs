@@ -348,7 +348,7 @@ fn train(
     let ended = run.train(&mut Bounded { watcher, step, until, halted });
     let is_moved = run.place().as_ref() != Some(&path);
     drop(run);
-    if is_moved {
+    if is_moved && ended.is_ok() {
         let problem = "was moved or removed while it trained; put it back, and repeat the command";
         return Err(Error::file(&path, problem));
     }

@@ -13,11 +13,11 @@ use std::{
 use crate::{Error, Result};
 use claim::claim;
 use fault::Operation;
-use look::{is_there, kind};
+use look::is_there;
 
 pub use confined::{Confined, confine};
 pub use look::{exists, is_file, is_folder};
-pub(crate) use look::{first, found, unused};
+pub(crate) use look::{first, found, kind, unused};
 
 mod claim;
 mod confined;

@@ -475,7 +475,10 @@ fn conclude(
     let (steps, run) = (counted(summary.steps as usize, "step"), word(&summary.run));
     say!("validation loss {:.4} after {steps}, {:.0} s", summary.val_loss, summary.seconds);
     if !summary.run.is_dir() {
-        note(format_args!("{}: the run directory was removed meanwhile", summary.run.display()));
+        note(format_args!(
+            "{}: the run directory was moved or removed meanwhile",
+            summary.run.display()
+        ));
         return Ok(());
     }
     for (name, score) in &summary.scores {

@@ -47,7 +47,7 @@ pub(crate) fn found(path: &Path) -> Result<Option<fs::Metadata>> {
 }
 
 /// [`found`], and [`Error::File`] for a broken symbolic link.
-pub(super) fn kind(path: &Path) -> Result<Option<fs::Metadata>> {
+pub(crate) fn kind(path: &Path) -> Result<Option<fs::Metadata>> {
     match found(path)? {
         None if path.is_symlink() => {
             Err(Error::file(path, "is a broken symbolic link; remove it or name another"))

@@ -251,7 +251,7 @@ fn contents(path: &Path) -> Result<Contents> {
     let has_search = names.iter().any(|name| name == SEARCH);
     names.retain(|name| ![LOCK, SEARCH].contains(&name.as_str()));
     names.retain(|name| name != REPORT || !has_search);
-    let metrics = disk::found(&path.join(METRICS))?;
+    let metrics = disk::kind(&path.join(METRICS))?;
     let has_metrics = metrics.is_some_and(|metrics| metrics.len() > 0);
     let is_of_start = |name: &String| name == "step-00000000" || name.starts_with(".tmp-");
     let has_steps = !self::names(&path.join(CHECKPOINTS))?.iter().all(is_of_start);
