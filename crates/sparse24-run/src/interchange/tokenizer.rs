@@ -204,10 +204,10 @@ fn own(folder: &Path, model: &ModelSpec) -> Result<FolderTokenizer> {
     check_inside(&path)?;
     match Tokenizer::read(&path) {
         Ok(tokenizer) => {
-            let added =
-                tokenizer.special_tokens().is_empty().then(|| mask_token(&tokenizer, model));
-            let added = usize::from(added.flatten().is_some());
-            let (pieces, ids) = (tokenizer.vocabulary() as usize + added, model.vocabulary());
+            let adds_mask =
+                tokenizer.special_tokens().is_empty() && mask_token(&tokenizer, model).is_some();
+            let pieces = tokenizer.vocabulary() as usize + usize::from(adds_mask);
+            let ids = model.vocabulary();
             if pieces > ids {
                 bail!(path, "has {pieces} pieces, but the model only {ids} ids");
             }
